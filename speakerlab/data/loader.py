@@ -4,10 +4,16 @@
 
 A slot is one place in the order of an epoch: its epoch, its position, and the row of the manifest
 that is read there. A crop is a range of that utterance with everything that was drawn for it.
+Positions count crops: an utterance of which several crops are taken has several positions.
+
 Order and random draws depend only on (seed, attempt, epoch, position), so the number of workers and
-ranks does not change them, and neither does a resume.
+ranks does not change them, and neither does a resume. An attempt ends with a roll-back, which
+changes the random draws.
+
+`Pieces`, at the end, reads parts of whole utterances, for validation and extraction.
+
 Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
-P positions of an epoch, T frames, F mel bins.
+P utterances of an epoch, T frames, F mel bins.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +40,9 @@ from speakerlab.data.workers import (
 )
 
 Slot = tuple[int, int, int]  # epoch, position, row
-# Index of a piece, first sample within the piece, number of samples.
-Span = tuple[int, int, int]
+Span = tuple[
+    int, int, int
+]  # index of a piece, first sample in the piece, number of samples
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
@@ -51,17 +58,17 @@ def micro_batches(
 ) -> Iterator[list[Slot]]:
     """Yield the micro-batches of one rank from `start_step` to `stop_step`, over all epochs.
 
-    Step k of an epoch takes the positions [k G, (k + 1) G), where G is the global batch, and cuts
-    them into consecutive micro-batches. Micro-batch m goes to rank m mod world_size.
+    Step k of an epoch takes the utterances [k G, (k + 1) G) of the order, where G is the global
+    batch, and cuts them into consecutive micro-batches. Micro-batch m goes to rank m mod
+    world_size.
 
-    crops_each: number of crops of each utterance in the order. G and `micro_batch` count
-        utterances, not crops. The slot of crop i of the utterance at position p has the position
-        p x crops_each + i.
+    crops_each: number of crops of each utterance. G and `micro_batch` count utterances, not crops.
+        The slot of crop i of utterance n of the order has the position n x crops_each + i.
     """
-    # `divide_global_batch` chooses the size of micro-batches such that every rank has the same
-    # number of them: with fewer, a rank would leave the others waiting for its gradients.
-    positions_at_once = micro_batch * world_size
-    assert order.global_batch % positions_at_once == 0
+    # `divide_global_batch` (training/batch_size.py) chooses the size of micro-batches such that
+    # every rank has the same number of them: a rank with fewer would leave the others waiting.
+    utterances_at_once = micro_batch * world_size
+    assert order.global_batch % utterances_at_once == 0
     num_micro_batches = order.global_batch // micro_batch
     current_epoch = -1  # none yet
     rows_P = np.empty(0, dtype=np.int32)
@@ -69,20 +76,19 @@ def micro_batches(
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
         if epoch != current_epoch:
-            # Free the old order before the next one is made. Each rank holds one, of 4 bytes a
-            # position: 400 MB for an epoch of 100 million crops.
+            # Free the old order before the next one is made. Each rank holds one, of 4 bytes an
+            # utterance: 400 MB for an epoch of 100 million utterances.
             del rows_P
             rows_P = order.rows(epoch)
             current_epoch = epoch
 
         for number in range(rank, num_micro_batches, world_size):
-            # Positions in the order, which has utterances.
-            first = step_in_epoch * order.global_batch + number * micro_batch
-            stop = first + micro_batch
+            first_utterance = step_in_epoch * order.global_batch + number * micro_batch
+            stop_utterance = first_utterance + micro_batch
+            rows = rows_P[first_utterance:stop_utterance]
             # One row for each crop, so the crops of an utterance are neighbours in the batch.
-            crop_rows = rows_P[first:stop].repeat(crops_each)
-            # Positions of crops.
-            first_position = first * crops_each
+            crop_rows = rows.repeat(crops_each)
+            first_position = first_utterance * crops_each
             slots: list[Slot] = []
             for position, row in enumerate(crop_rows.tolist(), first_position):
                 slots.append((epoch, position, row))
@@ -92,7 +98,7 @@ def micro_batches(
 class TrainCrops(Dataset[Crop]):
     """Random crops of the training set, indexed by slot.
 
-    draws: name of an augmentation -> function that draws its values for one crop. Each function
+    draw_functions: name of an augmentation -> function that draws its values for one crop. Each
         gets its own generator, keyed by (seed, attempt, epoch, position, name), so adding an
         augmentation does not change the draws of the others. A draw has a group (crops of one group
         are changed together) and named values. Two draws are used here:
@@ -102,17 +108,19 @@ class TrainCrops(Dataset[Crop]):
         The device changes the speed, and applies the other draws.
     crop_samples: length of a crop after its speed has been changed.
     label_KN: class of speaker n at speed k.
-    crop_frames: number of frames to read from stored features; 0 reads the waveform instead.
+    crop_frames: number of frames of a crop, to read from stored features, which have one speed; 0
+        reads the waveform instead.
     frame_shift: samples from one stored frame to the next.
     crops_each: number of crops of one utterance, at consecutive positions. They share one speed,
         because a speaker at another speed is another class.
-    clean_crops: the first `clean_crops` of these crops are not augmented, except by their speed.
+    clean_crops: number of these crops, from the first one on, that are not augmented except by
+        their speed.
     """
 
     def __init__(
         self,
         manifest: Manifest,
-        draws: DrawFunctions,
+        draw_functions: DrawFunctions,
         *,
         crop_samples: int,
         label_KN: np.ndarray,
@@ -128,7 +136,7 @@ class TrainCrops(Dataset[Crop]):
         num_speakers = len(manifest.speakers)
         assert label_KN.shape == (len(speeds), num_speakers)
         self.manifest = manifest
-        self.draws = draws
+        self.draw_functions = draw_functions
         self.label_KN = label_KN
         self.speeds = speeds
         self.codecs = codecs
@@ -142,7 +150,7 @@ class TrainCrops(Dataset[Crop]):
 
         # One generator serves all crops and names: `_seek` moves it before each draw.
         self.name_hashes = {"crop": stable_hash("crop")}
-        for name in draws:
+        for name in draw_functions:
             self.name_hashes[name] = stable_hash(name)
         philox = np.random.Philox(key=[seed, attempt])
         self.generator = np.random.Generator(philox)
@@ -161,7 +169,7 @@ class TrainCrops(Dataset[Crop]):
         is_clean = number < self.clean_crops
 
         crop_draws: dict[str, Draw] = {}
-        for name, draw_values in self.draws.items():
+        for name, draw_values in self.draw_functions.items():
             if name == "speed":
                 # All crops of the utterance use the draw of the first one.
                 first_slot = (epoch, position - number, row)
@@ -173,8 +181,8 @@ class TrainCrops(Dataset[Crop]):
             if draw is not None:
                 crop_draws[name] = draw
 
-        # The crop begins anywhere from the first sample to the last one that leaves it whole; an
-        # utterance shorter than a crop is read from its start, and repeated.
+        # The crop begins anywhere up to the last sample from which a whole crop fits. A shorter
+        # utterance is read from its start; `Manifest.read` repeats it.
         speed_index = _speed_index(crop_draws)
         num_samples = int(self.manifest.num_samples_N[row])
         last_start = max(num_samples - self.read_samples[speed_index], 0)
@@ -285,24 +293,27 @@ def collate(crops: Sequence[Crop]) -> Batch:
 def _stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:
     """Return the draws of each augmentation: one `Draws` for each group, in rising order."""
     # Rows of a group are changed together, such as all crops of one speed.
-    rows_of: dict[tuple[str, int], list[int]] = {}
+    batch_rows_of: dict[tuple[str, int], list[int]] = {}
     for batch_row, crop in enumerate(crops):
         for name, draw in crop.draws.items():
             key = (name, draw.group)
-            rows_of.setdefault(key, []).append(batch_row)
+            batch_rows_of.setdefault(key, []).append(batch_row)
 
     stacked: dict[str, list[Draws]] = {}
-    for key in sorted(rows_of):
+    for key in sorted(batch_rows_of):
         name, group = key
-        rows = rows_of[key]
-        values_of_rows = [crops[batch_row].draws[name].values for batch_row in rows]
+        batch_rows = batch_rows_of[key]
+        values_of_rows: list[Mapping[str, Any]] = []
+        for batch_row in batch_rows:
+            draw = crops[batch_row].draws[name]
+            values_of_rows.append(draw.values)
         # The crops of a group have values of the same names.
         values: dict[str, torch.Tensor] = {}
         for value_name in values_of_rows[0]:
             column = [row_values[value_name] for row_values in values_of_rows]
             values[value_name] = _stack_values(column)
         draws = Draws(
-            rows=torch.tensor(rows),
+            rows=torch.tensor(batch_rows),
             values=values,
             group=group,
         )
@@ -311,7 +322,7 @@ def _stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:
 
 
 def _stack_values(column: Sequence[Any]) -> torch.Tensor:
-    """Stack one value of several crops: numbers, or arrays padded to the longest."""
+    """Stack one value of several crops: numbers, or arrays padded with -1 to the longest."""
     is_array = isinstance(column[0], np.ndarray)
     if not is_array:
         return torch.tensor(column)  # floats become float32

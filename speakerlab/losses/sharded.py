@@ -47,17 +47,18 @@ SPLITTABLE = tuple(
 )
 
 # The number of sampled classes exceeds the bound of `_max_sampled_rows` with at most this
-# probability; the last of the classes would then be left out.
+# probability; the classes with the highest numbers would then be left out, targets among them.
 EXCESS_PROBABILITY = 1e-15
 
 
 class ShardedHead(Head):
     """A softmax head of which this rank holds the rows `row_range`.
 
+    The method is Partial FC (An et al., Training 10 Million Identities on a Single Machine, ICCVW
+    2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022, arXiv 2203.15565).
+
     Its parameters have the names and initial values of the unsplit head. Its loss and gradients are
-    also equal to those of the unsplit head (An et al., Partial FC: Training 10 Million Identities
-    on a Single Machine, ICCVW 2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022,
-    arXiv 2203.15565), provided that DistributedDataParallel (DDP) does not manage its parameters:
+    also equal, if DistributedDataParallel (DDP) does not manage its parameters:
 
     - The loss is the mean over the G embeddings of all ranks. The gradient of a row is complete on
       the rank that holds it, and must not be averaged over the ranks.
@@ -94,9 +95,9 @@ class ShardedHead(Head):
         self.sampled_share = sampled_share
         self.key = 0
 
-        # The unsplit head defines how embeddings are compared; only its rows are left behind.
-        # `prepare` scales embeddings and rows to unit length, in heads that compare by cosine.
-        # `harden` turns the target's similarity into its logit, with the margin and the scale.
+        # Take over how the unsplit head compares embeddings, but not its rows: these methods use no
+        # parameters. `prepare` scales embeddings and rows to unit length, in heads that compare by
+        # cosine. `harden` turns the target's similarity into its logit, with margin and scale.
         self.takes_margin = unsplit_head.takes_margin
         self.scale = unsplit_head.scale
         self.prepare = unsplit_head.prepare
@@ -138,16 +139,17 @@ class ShardedHead(Head):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss over all ranks, and which embeddings are correct, (B,)."""
         shards = self.shards
+        # Autocast is off inside; the cast from 16 bits to fp32 is done by `prepare`.
         with fp32_island(emb_BD):
-            prepared_BD = self.prepare(emb_BD)  # which also casts 16 bits to fp32
+            prepared_BD = self.prepare(emb_BD)
             prepared_GD: Any = _GatherEmbeddings.apply(prepared_BD, shards)
             label_G = shards.gather(label_B)
-            classes = self._choose_classes(label_G, margin)
+            comparison = self._choose_classes(label_G, margin)
             outputs: Any = _ShardedSoftmax.apply(
                 prepared_GD,
                 self.weight_CD,
                 self.bias_C,
-                classes,
+                comparison,
             )
         loss, is_correct_G = outputs
 
@@ -155,29 +157,24 @@ class ShardedHead(Head):
         is_correct_of_ranks = is_correct_G.chunk(shards.world_size)
         return loss, is_correct_of_ranks[shards.rank]
 
-    def _choose_classes(
-        self, label_G: Tensor, margin: float | Tensor
-    ) -> "_StepClasses":
-        """Choose the rows of this rank that take part, and find the targets among them.
-
-        The margin is only passed on.
-        """
+    def _choose_classes(self, label_G: Tensor, margin: float | Tensor) -> "_Comparison":
+        """Choose the rows of this rank that take part, and find the targets among them."""
         first_class, end_class = self.row_range
-        num_rows = end_class - first_class
+        num_classes = end_class - first_class  # C
         label_row_G = label_G - first_class
         if self.sampled_share == 1:
-            return _StepClasses(
+            return _Comparison(
                 head=self,
                 margin=margin,
                 row_S=None,
-                num_rows=num_rows,
+                num_rows=num_classes,
                 place_G=label_row_G,
             )
 
-        # Labels are used as indices below, where other ranks' labels would be out of range. They
-        # get the index of one more entry, at the end.
-        is_here_G = (label_row_G >= 0) & (label_row_G < num_rows)
-        label_row_G = label_row_G.where(is_here_G, num_rows)
+        # Labels are used as indices below. The labels of other ranks would be out of range, so they
+        # all point to an extra entry at the end.
+        is_here_G = (label_row_G >= 0) & (label_row_G < num_classes)
+        label_row_G = label_row_G.where(is_here_G, num_classes)
         is_drawn_C = sample_classes(
             (first_class, end_class),
             key=self.key,
@@ -194,14 +191,14 @@ class ShardedHead(Head):
         place_G = place_G.where(is_here_G, -1)
 
         # The host does not know how many rows take part: to ask would wait for the GPU. So S is an
-        # upper bound. Rows that take part come first, in order; the few that fill the rest up to
-        # S do not take part, and are masked later.
-        is_masked_C = takes_part[:num_rows].logical_not()
+        # upper bound. Rows that take part come first, in order; the rows that fill the rest up to S
+        # do not take part, and are masked later.
+        is_masked_C = takes_part[:num_classes].logical_not()
         order_C = is_masked_C.argsort(stable=True)
         max_rows = self._max_sampled_rows(len(label_G))
         row_S = order_C[:max_rows]
         is_masked_S = is_masked_C[row_S]
-        return _StepClasses(
+        return _Comparison(
             head=self,
             margin=margin,
             row_S=row_S,
@@ -213,21 +210,21 @@ class ShardedHead(Head):
     def _max_sampled_rows(self, num_targets: int) -> int:
         """Return a bound on the number of rows of this rank that take part."""
         first_class, end_class = self.row_range
-        num_rows = end_class - first_class
+        num_classes = end_class - first_class  # C
         # The number of drawn rows has a binomial distribution. By Bernstein's inequality it exceeds
         # mean + t with a probability of at most exp(-t^2 / (2 variance + 2 t / 3)). Set equal to
         # EXCESS_PROBABILITY and solved for t:
-        mean = num_rows * self.sampled_share
+        mean = num_classes * self.sampled_share
         variance = mean * (1 - self.sampled_share)
         exponent = -math.log(EXCESS_PROBABILITY)
         third = exponent / 3
         t = third + math.sqrt(third**2 + 2 * exponent * variance)
         max_drawn = math.ceil(mean + t)
         # All targets may be on this rank, and none of them drawn.
-        return min(num_rows, max_drawn + num_targets)
+        return min(num_classes, max_drawn + num_targets)
 
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
-        # `forward` has compared with the classes of all ranks, and returns booleans, not logits.
+        """Count the correct embeddings, given the second output of `forward`: booleans here."""
         return decided.sum()
 
     @torch.no_grad()
@@ -242,8 +239,9 @@ class ShardedHead(Head):
         if self.shards.rank == 0:
             all_rows = torch.empty(self.num_classes, *row_shape, dtype=rows.dtype)
 
-        # Rank 0 has the most rows, of the classes from 0 on. A collective takes tensors of one
-        # shape, so ranks with fewer rows send zeros, which are dropped below.
+        # Rank 0 has the most rows. Its range begins at 0, so the end of the range is their number.
+        # A collective takes tensors of one shape, so ranks with fewer rows send zeros, which are
+        # dropped below.
         _, max_rows = self._row_range_of(0)
         for start, stop in blocks_of(max_rows):
             padded = rows.new_zeros(stop - start, *row_shape)
@@ -257,15 +255,18 @@ class ShardedHead(Head):
                 first_class, end_class = self._row_range_of(rank)
                 block_start = first_class + start
                 block_end = min(first_class + stop, end_class)
-                num_rows = block_end - block_start
-                if num_rows > 0:
-                    all_rows[block_start:block_end] = block[:num_rows]
+                num_held = block_end - block_start
+                if num_held > 0:
+                    all_rows[block_start:block_end] = block[:num_held]
         return all_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StepClasses:
-    """The rows of this rank that a step compares with, and the place of each target among them."""
+class _Comparison:
+    """What a step compares with what: the rows of this rank, and each target's place among them.
+
+    `_ShardedSoftmax` takes this one object besides tensors, so head and margin are here, too.
+    """
 
     head: ShardedHead
     margin: float | Tensor
@@ -273,13 +274,13 @@ class _StepClasses:
     row_S: Tensor | None
     num_rows: int  # S
     # Outside of 0..S - 1 where another rank holds the target. Without sampled classes, it is then
-    # negative for a lower rank and at least S for a higher one, so that places follow the order of
-    # all classes. With sampled classes it is then -1.
+    # negative for a lower rank and at least S for a higher one: the order of places is then that of
+    # all classes, by which `_ShardedSoftmax` breaks ties. With sampled classes it is then -1.
     place_G: Tensor
     # Rows of `row_S` that do not take part; None: all rows take part.
     is_masked_S1: Tensor | None = None
 
-    def rows(self, start: int, stop: int) -> slice | Tensor:
+    def index_of(self, start: int, stop: int) -> slice | Tensor:
         """Return the index, into this rank's rows, of the places start..stop - 1."""
         if self.row_S is None:
             return slice(start, stop)
@@ -296,8 +297,8 @@ class _StepClasses:
         is_inside_G = (block_place_G >= 0) & (block_place_G < block_rows)
         is_inside_1G = is_inside_G.unsqueeze(0)
 
-        # A place outside of the block would raise, and to select the places inside would wait for
-        # the GPU to count them. So outside places read a row at the edge and write it back.
+        # A place outside of the block would raise, and boolean selection of the places inside would
+        # wait for the GPU. So outside places read a row at the edge and write it back.
         nearest_G = block_place_G.clamp(0, block_rows - 1)
         nearest_1G = nearest_G.unsqueeze(0)
         old_1G = block_SG.gather(0, nearest_1G)
@@ -350,11 +351,11 @@ class _ShardedSoftmax(torch.autograd.Function):
         emb_GD: Tensor,
         weight_CD: Tensor,
         bias_C: Tensor | None,
-        classes: _StepClasses,
+        comparison: _Comparison,
     ) -> tuple[Tensor, Tensor]:
-        head = classes.head
+        head = comparison.head
         shards = head.shards
-        similarities = _compare(emb_GD, weight_CD, bias_C, classes)
+        similarities = _compare(emb_GD, weight_CD, bias_C, comparison)
         similarity_SG = similarities.similarity_SG
         largest_G = similarities.largest_G
         # One rank holds a target; the others add 0.
@@ -365,23 +366,23 @@ class _ShardedSoftmax(torch.autograd.Function):
         # another rank holds has the place -1 and wins every tie here: only the accuracy could
         # differ, and equal similarities are rare.
         is_tied_G = target_similarity_G == largest_G
-        comes_first_G = classes.place_G < similarities.largest_place_G
+        comes_first_G = comparison.place_G < similarities.largest_place_G
         wins_tie_G = is_tied_G & comes_first_G
         is_largest_G = target_similarity_G > largest_G
         is_wrong_here_G = ~(is_largest_G | wins_tie_G)
 
-        # The target's logit, and a function for the gradient of `harden`, used for slope_G below.
-        hard_G, hard_gradient = _differentiate(
-            lambda similarity_G: head.harden(similarity_G, classes.margin),
+        # The second output, the gradient of `harden`, is used for slope_G below.
+        target_logit_G, harden_gradient = _differentiate(
+            lambda similarity_G: head.harden(similarity_G, comparison.margin),
             target_similarity_G,
         )
 
         # log(sum of exponentials), with the largest logit subtracted first against overflow. All
         # ranks subtract the same one, or else their sums could not be added.
         largest_of_ranks_G = shards.max(largest_G)
-        top_G = torch.maximum(head.scale * largest_of_ranks_G, hard_G)
+        top_G = torch.maximum(head.scale * largest_of_ranks_G, target_logit_G)
         sum_G = torch.zeros_like(top_G)
-        for start, stop in blocks_of(classes.num_rows):
+        for start, stop in blocks_of(comparison.num_rows):
             logits_SG = similarity_SG[start:stop].mul(head.scale)
             exp_SG = logits_SG.sub_(top_G).exp_()
             sum_G += exp_SG.sum(0)
@@ -395,16 +396,16 @@ class _ShardedSoftmax(torch.autograd.Function):
         is_correct_G = num_wrong_G == 0
 
         # The rows have -inf at the target, so its hardened logit is added only here.
-        target_exp_G = (hard_G - top_G).exp()
+        target_exp_G = (target_logit_G - top_G).exp()
         log_sum_G = top_G + (sum_G + target_exp_G).log()
-        loss = (log_sum_G - hard_G).mean()
+        loss = (log_sum_G - target_logit_G).mean()
 
         # d loss / d target similarity: (probability of the target - 1) times the slope of `harden`.
-        slope_G = hard_gradient(torch.ones_like(hard_G))
-        probability_G = (hard_G - log_sum_G).exp()
+        slope_G = harden_gradient(torch.ones_like(target_logit_G))
+        probability_G = (target_logit_G - log_sum_G).exp()
         target_grad_G = (probability_G - 1) * slope_G
 
-        ctx.classes = classes
+        ctx.comparison = comparison
         ctx.save_for_backward(
             emb_GD,
             weight_CD,
@@ -421,32 +422,33 @@ class _ShardedSoftmax(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_loss: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        classes: _StepClasses = ctx.classes
+        comparison: _Comparison = ctx.comparison
         emb_GD, weight_CD, bias_C = ctx.saved_tensors[:3]
         similarity_SG, log_sum_G, target_grad_G = ctx.saved_tensors[3:]
-        scale = classes.head.scale
+        scale = comparison.head.scale
         grad_per_embedding = grad_loss / len(emb_GD)  # the loss is a mean over G
 
         # The loop writes the gradients of the rows that it visits. The other rows do not take part,
         # and need a gradient of zero. If the loop visits all rows, the zeros would only cost time.
-        visits_all_rows = classes.row_S is None
+        visits_all_rows = comparison.row_S is None
         allocate = torch.empty_like if visits_all_rows else torch.zeros_like
         grad_GD = torch.zeros_like(emb_GD)
         grad_CD = allocate(weight_CD)
         grad_C = None if bias_C is None else allocate(bias_C)
 
-        for start, stop in blocks_of(classes.num_rows):
-            # Of a class that is not the target, the gradient of its logit is its probability. At
-            # the targets and in masked rows this is exp(-inf) = 0.
+        for start, stop in blocks_of(comparison.num_rows):
+            # The gradient of the logit of a class that is not the target is its probability, which
+            # is exp(-inf) = 0 at the targets and in masked rows.
             logits_SG = similarity_SG[start:stop].mul(scale)
             probability_SG = logits_SG.sub_(log_sum_G).exp_()
             grad_SG = probability_SG.mul_(grad_per_embedding * scale)
-            classes.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
+            # target_grad_G already has the scale, through the slope of `harden`.
+            comparison.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
 
             # The gradients of similarity_SG = prepare(rows) @ emb_GD.T + bias:
-            index = classes.rows(start, stop)
+            index = comparison.index_of(start, stop)
             prepared_SD, row_gradient = _differentiate(
-                classes.head.prepare,
+                comparison.head.prepare,
                 weight_CD[index],
             )
             grad_GD.addmm_(grad_SG.T, prepared_SD)
@@ -469,28 +471,28 @@ def _compare(
     emb_GD: Tensor,
     weight_CD: Tensor,
     bias_C: Tensor | None,
-    classes: _StepClasses,
+    comparison: _Comparison,
 ) -> _Similarities:
     """Compare prepared embeddings with the rows of this rank, block by block."""
     num_embeddings = len(emb_GD)
-    similarity_SG = emb_GD.new_empty(classes.num_rows, num_embeddings)
+    similarity_SG = emb_GD.new_empty(comparison.num_rows, num_embeddings)
     target_similarity_G = emb_GD.new_zeros(num_embeddings)
     minus_inf_G = torch.full_like(target_similarity_G, -torch.inf)
-    largest_G = minus_inf_G
-    largest_place_G = torch.zeros_like(classes.place_G)
+    largest_G = minus_inf_G  # replaced below, never changed in place
+    largest_place_G = torch.zeros_like(comparison.place_G)
 
-    for start, stop in blocks_of(classes.num_rows):
-        index = classes.rows(start, stop)
-        prepared_SD = classes.head.prepare(weight_CD[index])
+    for start, stop in blocks_of(comparison.num_rows):
+        index = comparison.index_of(start, stop)
+        prepared_SD = comparison.head.prepare(weight_CD[index])
         block_SG = similarity_SG[start:stop]
         torch.mm(prepared_SD, emb_GD.T, out=block_SG)
         if bias_C is not None:
             block_SG += bias_C[index].unsqueeze(1)
-        if classes.is_masked_S1 is not None:
-            is_masked_S1 = classes.is_masked_S1[start:stop]
+        if comparison.is_masked_S1 is not None:
+            is_masked_S1 = comparison.is_masked_S1[start:stop]
             block_SG.masked_fill_(is_masked_S1, -torch.inf)
         # The target must not count as one of the other classes.
-        block_target_G = classes.swap_targets(block_SG, start, minus_inf_G)
+        block_target_G = comparison.swap_targets(block_SG, start, minus_inf_G)
         target_similarity_G += block_target_G
 
         # The place changes only for a larger value, so the first of equal rows remains.
@@ -510,17 +512,18 @@ def _compare(
 def _differentiate(
     function: Callable[[Tensor], Tensor], x: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return function(x), and a function from the gradient of that value to the gradient of x.
+    """Return function(x) and its vector-Jacobian product, a function that may be called once.
 
-    The second may be called once. A custom autograd function runs without gradients, so `prepare`
-    and `harden` are differentiated by a graph of their own.
+    The product takes the gradient of function(x) and returns the gradient of x. A custom autograd
+    function runs without gradients, so `prepare` and `harden` are differentiated by a graph of
+    their own.
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         value = function(x)
 
-    def gradient(value_gradient: Tensor) -> Tensor:
+    def product(value_gradient: Tensor) -> Tensor:
         (x_gradient,) = torch.autograd.grad(value, x, value_gradient)
         return x_gradient
 
-    return value.detach(), gradient
+    return value.detach(), product

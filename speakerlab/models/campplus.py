@@ -34,8 +34,8 @@ from speakerlab.models.cpu import dense
 from speakerlab.models.pooling import (
     TSTP,
     feature_map,
-    keep_layout,
-    named,
+    keep_gradient_layout,
+    named_sequential,
     refuse_unusable,
 )
 from speakerlab.models.resnet import BasicBlock
@@ -97,7 +97,7 @@ class CAMPPlus(nn.Module):
             padding=2,
             bias=False,
         )
-        layers["tdnn"] = named(
+        layers["tdnn"] = named_sequential(
             linear=strided_conv,
             nonlinear=_norm_relu(channels),
         )
@@ -142,9 +142,9 @@ class CAMPPlus(nn.Module):
         layers["column"] = nn.Unflatten(dim=1, unflattened_size=(-1, 1))
         dense_conv = nn.Conv1d(2 * channels, embed_dim, kernel_size=1, bias=False)
         dense_norm = nn.BatchNorm1d(embed_dim, affine=False)
-        layers["dense"] = named(
+        layers["dense"] = named_sequential(
             linear=dense_conv,
-            nonlinear=named(batchnorm=dense_norm),
+            nonlinear=named_sequential(batchnorm=dense_norm),
         )
         self.xvector = nn.Sequential(layers)
         self.apply(_init_weights)
@@ -157,9 +157,10 @@ class CAMPPlus(nn.Module):
         feats_B1FT = feature_map(feats_BTF)
         map_BCFT = self.head(feats_B1FT)
 
-        # The TDNN reads a sequence: channels and bins become the C x F channels of a frame. The
-        # gradient of the map must stay in channels last, or the backward pass becomes slow.
-        x_BCT = keep_layout(map_BCFT).flatten(1, 2)
+        # The TDNN reads a sequence: channels and bins become the C x F channels of a frame.
+        # After `flatten` alone, the map's gradient would be contiguous: a slow backward pass.
+        map_BCFT = keep_gradient_layout(map_BCFT)
+        x_BCT = map_BCFT.flatten(1, 2)
         emb_BD1 = self.xvector(x_BCT)
         return emb_BD1.squeeze(-1)
 
@@ -235,9 +236,9 @@ class ContextAwareMasking(nn.Module):
         self.linear1 = nn.Conv1d(in_channels, hidden_channels, kernel_size=1)
         self.linear2 = nn.Conv1d(hidden_channels, out_channels, kernel_size=1)
 
-    def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the masked convolution; `segments` are the matrices of `segments_of`."""
-        to_context_TS, to_frames_ST = segments
+    def forward(self, x_BCT: Tensor, segment_matrices: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the masked convolution; `segment_matrices` come from `segments_of`."""
+        to_context_TS, to_frames_ST = segment_matrices
 
         # In at least fp32: in 16 bits, the mean over a long utterance would lose digits, and large
         # values would overflow in fp16.
@@ -281,11 +282,11 @@ class DenseLayer(nn.Module):
             dilation=dilation,
         )
 
-    def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x_BCT: Tensor, segment_matrices: tuple[Tensor, Tensor]) -> Tensor:
         """Return the G = `growth_rate` channels that this layer adds."""
         mixed_BCT = self.linear1(self.nonlinear1(x_BCT))
         hidden_BCT = self.nonlinear2(mixed_BCT)
-        return self.cam_layer(hidden_BCT, segments)
+        return self.cam_layer(hidden_BCT, segment_matrices)
 
 
 class DenseBlock(nn.ModuleDict):
@@ -298,15 +299,16 @@ class DenseBlock(nn.ModuleDict):
     def forward(self, x_BCT: Tensor) -> Tensor:
         layers = list(self.values())
 
-        # On a CPU, cpu/dense.py computes the same block faster. It returns None where it cannot.
+        # On a CPU, cpu/dense.py computes the same block faster. It returns None where it does not
+        # apply, for example on a GPU and in an export.
         y_BCT = dense.run_block(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
         if y_BCT is not None:
             return y_BCT
 
         # All layers have the same frames, so the segments are computed once for the block.
-        segments = segments_of(x_BCT, SEGMENT_FRAMES)
+        segment_matrices = segments_of(x_BCT, SEGMENT_FRAMES)
         for layer in layers:
-            new_BGT = layer(x_BCT, segments)
+            new_BGT = layer(x_BCT, segment_matrices)
             x_BCT = torch.cat([x_BCT, new_BGT], dim=1)
         return x_BCT
 
@@ -315,9 +317,10 @@ class FramewiseLayers(nn.Sequential):
     """Layers that treat each frame alone, such as the transition layer of Figure 1.
 
     (B, C, T) -> (B, C', T). The layers are BatchNorm, ReLU and 1x1 convolutions, which look at
-    one frame at a time. After a dense block on a CPU, the memory has the order (C, B, T): the
-    N = B x T frames of a channel are one row. Torch's layers would first copy it to the order
-    (B, C, T). To avoid the copy, they get the rows as one utterance of N frames.
+    one frame at a time. After a dense block on a CPU, the memory has the order (C, B, T): all
+    frames of a channel are one row of N = B x T values. Torch's layers would first copy them to
+    the order (B, C, T). To avoid the copy, this class passes the memory as it is, as if it were one
+    utterance of N frames, (1, C, N).
     """
 
     def __init__(self, **layers: nn.Module) -> None:
@@ -330,9 +333,10 @@ class FramewiseLayers(nn.Sequential):
         x_CBT = x_BCT.transpose(0, 1)
         batch_and_frames = x_CBT.shape[1:]
         trains = any(module.training for module in self.modules())
-        # cpu/dense.py pads the rows of 16-bit numbers with zeros to a length that is fast. A
-        # BatchNorm that trains must not count the zeros, so `flatten` copies the rows without them.
-        # In eval mode the padded rows are passed without a copy, and the zeros are cut off below.
+        # cpu/dense.py pads rows of 16-bit numbers with zeros, to a length that is fast. A BatchNorm
+        # that trains must not count the zeros: `flatten` copies the rows without them. In eval mode
+        # the padded rows are passed without a copy (N is then the padded length), and the zeros are
+        # cut off below.
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
 
         y_1CN = super().forward(x_CN.unsqueeze(0))
@@ -349,8 +353,8 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
     over the segment; at least fp32.
     to_frames_ST: gives each frame the value of its segment; in the type of `x_BCT`.
 
-    The last segment with frames may be shorter. An empty segment follows it, so that S is never 1,
-    which an export with dynamic length would treat as a special case. Pooling with
+    The last segment with frames may be shorter. An empty segment follows it, so that S is at least
+    2: an export with dynamic length would treat a size of 1 as a special case. Pooling with
     `ceil_mode` is not used, because some runtimes divide a shorter segment by its true length and
     others by the full length.
     """
@@ -373,7 +377,7 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
 
 
 def _norm_relu(channels: int) -> nn.Sequential:
-    return named(
+    return named_sequential(
         batchnorm=nn.BatchNorm1d(channels),
         relu=nn.ReLU(inplace=True),
     )

@@ -29,7 +29,7 @@ from speakerlab.models.pooling import (
     attentive_mean_std,
     convolve_with_context,
     moments,
-    named,
+    named_sequential,
     refuse_unusable,
 )
 
@@ -81,9 +81,9 @@ class ECAPATDNN(nn.Module):
         )
         # The published last layer is a 1x1 convolution, not a linear layer.
         stats_dim = 2 * wide  # mean and deviation
-        self.asp_bn = named(norm=nn.BatchNorm1d(stats_dim))
+        self.asp_bn = named_sequential(norm=nn.BatchNorm1d(stats_dim))
         last_conv = nn.Conv1d(stats_dim, embed_dim, kernel_size=1)
-        self.fc = named(conv=last_conv)
+        self.fc = named_sequential(conv=last_conv)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
@@ -121,11 +121,11 @@ def time_delay(
         kernel,
         dilation=dilation,
     )
-    return named(
+    return named_sequential(
         conv=nn.Sequential(convolution),
         relu=nn.ReLU(inplace=True),
         # The published names are norm.norm.weight and so on.
-        norm=named(norm=nn.BatchNorm1d(out_channels)),
+        norm=named_sequential(norm=nn.BatchNorm1d(out_channels)),
     )
 
 
@@ -228,8 +228,8 @@ class SqueezeExcitation(nn.Module):
         super().__init__()
         squeeze = nn.Conv1d(channels, squeezed_channels, kernel_size=1)
         excite = nn.Conv1d(squeezed_channels, channels, kernel_size=1)
-        self.conv1 = named(conv=squeeze)
-        self.conv2 = named(conv=excite)
+        self.conv1 = named_sequential(conv=squeeze)
+        self.conv2 = named_sequential(conv=excite)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         mean_BC1 = x_BCT.mean(-1, keepdim=True)
@@ -260,7 +260,7 @@ class AttentiveStatistics(nn.Module):
         in_channels = 3 * channels if global_context else channels
         self.tdnn = time_delay(in_channels, attention_channels)
         score_conv = nn.Conv1d(attention_channels, channels, kernel_size=1)
-        self.conv = named(conv=score_conv)
+        self.conv = named_sequential(conv=score_conv)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         # Layer by layer, so that the convolution gets the context once per utterance. `tdnn` as a
@@ -366,7 +366,7 @@ def zero_padded(
         kernel,
         padding=kernel // 2,
     )
-    return named(
+    return named_sequential(
         conv=conv,
         relu=nn.ReLU(inplace=True),
         bn=nn.BatchNorm1d(out_channels),

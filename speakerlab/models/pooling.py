@@ -101,7 +101,7 @@ class _Sliced(torch.autograd.Function):
         return d_x_BCFT, None, None
 
 
-def named(**layers: nn.Module) -> nn.Sequential:
+def named_sequential(**layers: nn.Module) -> nn.Sequential:
     """Return layers in a row, under the names that they have in published checkpoints."""
     return nn.Sequential(OrderedDict(layers))
 
@@ -122,10 +122,10 @@ def shortcut(
         "0": projection,
         "1": nn.BatchNorm2d(out_channels),
     }
-    return named(**layers)
+    return named_sequential(**layers)
 
 
-def keep_layout(x: Tensor) -> Tensor:
+def keep_gradient_layout(x: Tensor) -> Tensor:
     """Return x, whose gradient will be in channels last if x is a map in channels last.
 
     Call it where the gradient would come back contiguous: before pooling or flattening a map. One
@@ -446,7 +446,7 @@ class PooledModel(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Pool maps or sequences (B, ..., T) and return embeddings (B, D)."""
-        stats_BK = self.pool(keep_layout(x))
+        stats_BK = self.pool(keep_gradient_layout(x))
         emb_BD = self.seg_1(stats_BK)
         if not self.two_emb_layer:
             return emb_BD

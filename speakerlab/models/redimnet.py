@@ -24,7 +24,7 @@ from speakerlab.models.pooling import (
     ASTP,
     PooledModel,
     feature_map,
-    named,
+    named_sequential,
     refuse_unusable,
 )
 
@@ -438,7 +438,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.attention = Attention(channels)
         self.layer_norm = nn.LayerNorm(channels, eps=NORM_EPS)
-        self.feed_forward = named(
+        self.feed_forward = named_sequential(
             intermediate_dense=nn.Linear(channels, channels),
             gelu=nn.GELU(approximate="tanh"),
             output_dense=nn.Linear(channels, channels),

@@ -19,8 +19,8 @@ from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
     attentive_mean_std,
     feature_map,
-    keep_layout,
-    named,
+    keep_gradient_layout,
+    named_sequential,
     refuse_unusable,
     shortcut,
 )
@@ -62,7 +62,7 @@ class SimAMResNet(nn.Module):
         stages = residual_stages(SimAMBlock, m_channels, STAGES[depth])
         for number, stage in enumerate(stages, start=1):
             layers[f"layer{number}"] = stage
-        self.front = named(**layers)
+        self.front = named_sequential(**layers)
         # Each of the three halvings rounds up.
         last_bins = math.ceil(feat_dim / 8)
         self.pooling = AttentivePooling(8 * m_channels * last_bins)
@@ -72,7 +72,7 @@ class SimAMResNet(nn.Module):
         refuse_unusable(self, feats_BTF)
         x_BCFT = self.front(feature_map(feats_BTF))
         # The pooling reads a sequence, in which a frame has C x F channels.
-        x_BCT = keep_layout(x_BCFT).flatten(1, 2)
+        x_BCT = keep_gradient_layout(x_BCFT).flatten(1, 2)
         stats_BK = self.pooling(x_BCT)
         return self.bottleneck(stats_BK)
 

@@ -12,7 +12,7 @@ from speakerlab.models.pooling import (
     POOLINGS,
     PooledModel,
     PoolingName,
-    named,
+    named_sequential,
     refuse_unusable,
 )
 
@@ -82,7 +82,7 @@ def time_delay(
         kernel,
         dilation=dilation,
     )
-    return named(
+    return named_sequential(
         conv_1d=conv,
         relu=nn.ReLU(inplace=True),
         # The published BatchNorm has no scale and shift.

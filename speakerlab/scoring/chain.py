@@ -36,7 +36,7 @@ from speakerlab.scoring.trials import Trials
 
 Sides = tuple[np.ndarray, np.ndarray]  # a value of the enrolment and of the test side
 
-# Step -> the function that learns it, and its words in the protocol of the report.
+# Step -> the function that learns it, and its wording in the report.
 TRANSFORMS: dict[str, tuple[Callable[..., Transform], str]] = {
     "mean": (learn_mean, "centred on the development mean"),
     "lda": (learn_lda, "projected to {num_dims} dimensions by LDA"),
@@ -49,12 +49,13 @@ SCORERS = {
 }
 NORMALISATIONS = {"snorm": "S-Norm", "asnorm": "AS-Norm"}
 # Steps that need a development set.
-LEARNED = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
+LEARNED_STEPS = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
 # Quality measure functions: properties of a trial's two sides, which calibration weighs besides
-# the score. They are no step of scoring, so the suffix is split off first.
+# the score. They are no step of scoring: `_read_spec` removes this suffix before it splits a spec.
 QMF = "+qmf"
-QUALITY = "log durations, norms and cohort means are added by logistic regression"
-LEARNED_FROM = "learned from {:,} utterances of {:,} speakers that occur in no trial"
+# Sentences of the protocol. That no speaker occurs in a trial is checked by the callers.
+QUALITY_TEXT = "log durations, norms and cohort means are added by logistic regression"
+SOURCE_TEXT = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
 # Names of tables in error messages.
 ENROL = "enrolment embeddings"
@@ -86,7 +87,7 @@ class Chain:
     plda: Plda | None = None  # None: cosine
     # Transformed, a row per development speaker. None: scores are not normalised.
     cohort: EmbeddingTable | None = None
-    # Number of cohort speakers, the nearest ones, that a row is compared with.
+    # Number of cohort speakers that an embedding is compared with: all, or the nearest ones.
     num_compared: int = 0
     with_quality: bool = False  # calibration also takes quality measures
     # The development set before all transforms: trials must be of the same model.
@@ -119,8 +120,8 @@ class Chain:
         norm_T = row_lengths(test.emb_ND, test.ids, where=TEST)
         quality: dict[str, Sides] = {"norm": (norm_E, norm_T)}
 
-        num_recordings = num_enrol or {}
-        num_E = [num_recordings.get(name, 1) for name in enrol.ids]
+        recordings_of = num_enrol or {}
+        num_E = [recordings_of.get(name, 1) for name in enrol.ids]
         transformed_enrol = transformed(enrol, self.transforms)
         enrol_EK = self._enrol_side(transformed_enrol, num_E, where=ENROL)
         transformed_test = transformed(test, self.transforms)
@@ -196,19 +197,16 @@ class Chain:
     ) -> np.ndarray:
         """Return enrolment vectors (E, K): their inner products with test vectors are the scores.
 
-        table: transformed embeddings; by default the cohort, whose speaker means count as single
-        recordings. num_E: the number of recordings that each embedding is the mean of. where: the
-        name of the table in an error.
+        table: transformed embeddings. num_E: the number of recordings that each embedding is the
+        mean of. where: the name of the table, for the error if a length is 0; PLDA needs no length.
+        The defaults fit the cohort, whose speaker means count as single recordings.
         """
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.enrol_side(table.emb_ND, num_E)
 
     def _test_side(self, table: EmbeddingTable, where: str = DEVELOPMENT) -> np.ndarray:
-        """Return test vectors (T, K) of transformed embeddings; by default of the cohort.
-
-        where: the name of the table in an error.
-        """
+        """Return test vectors (T, K); the arguments are those of `_enrol_side`."""
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.test_side(table.emb_ND)
@@ -266,6 +264,7 @@ def build_chain(
     normalisation = ""
     if steps.normalisation is not None:
         _require(steps.normalisation, transformed_development)
+        # The untransformed set: first the means are taken, then they are transformed.
         cohort = _speaker_means(development, transforms)
         num_speakers = len(cohort.ids)
         num_compared = _num_compared(steps.normalisation, num_speakers, top_n)
@@ -276,9 +275,9 @@ def build_chain(
             options.append(f"top-n={top_n}")
 
     source = ""
-    if steps.learned():
+    if steps.to_learn():
         num_speakers = len(set(development.speaker_M))
-        source = LEARNED_FROM.format(len(table.ids), num_speakers)
+        source = SOURCE_TEXT.format(len(table.ids), num_speakers)
     protocol = _protocol(
         steps,
         num_dims=transformed_development.table.emb_ND.shape[1],
@@ -294,6 +293,7 @@ def build_chain(
         cohort=cohort,
         num_compared=num_compared,
         with_quality=steps.with_quality,
+        # Also if no step was learned: a set of another model is a mistake.
         learned_from=table,
     )
 
@@ -317,10 +317,10 @@ class _Steps:
     normalisation: str | None
     with_quality: bool
 
-    def learned(self) -> list[str]:
+    def to_learn(self) -> list[str]:
         """Return the steps that need a development set, in their order."""
         steps = [*self.transforms, self.scorer, self.normalisation]
-        return [step for step in steps if step in LEARNED]
+        return [step for step in steps if step in LEARNED_STEPS]
 
 
 def _read_spec(spec: str) -> _Steps:
@@ -362,11 +362,11 @@ def _read_spec(spec: str) -> _Steps:
 
 def _unlearned_chain(steps: _Steps) -> Chain:
     """Build a back end without a development set; ValueError if a step needs one."""
-    learned = steps.learned()
-    if learned:
+    to_learn = steps.to_learn()
+    if to_learn:
         raise ValueError(
             f"backend: '{steps.spec}' needs a development set to learn"
-            f" {', '.join(learned)}; make one with `speakerlab extract"
+            f" {', '.join(to_learn)}; make one with `speakerlab extract"
             " --per-speaker 10`, or score with cosine"
         )
     # The only transform that learns nothing is `length`.
@@ -384,7 +384,7 @@ def _learn_transforms(
     development: Development,
     lda_dim: int | None,
 ) -> tuple[Development, tuple[Transform, ...]]:
-    """Return the development set after all transforms, and these."""
+    """Return the development set after all transforms, and the transforms."""
     transforms: list[Transform] = []
     for step in steps:
         _require(step, development)
@@ -420,14 +420,14 @@ def _speaker_means(
 
 
 def _num_compared(normalisation: str, num_speakers: int, top_n: int) -> int:
-    """Return the number of cohort speakers that a row is compared with."""
+    """Return the number of cohort speakers that an embedding is compared with."""
+    if normalisation == "snorm":
+        return num_speakers
     if top_n < 2:
         raise ValueError(
             f"--top-n: {top_n} scores have no deviation; use e.g. {USUAL_TOP_N}"
         )
-    if normalisation == "asnorm":
-        return min(top_n, num_speakers)
-    return num_speakers
+    return min(top_n, num_speakers)
 
 
 def _describe_normalisation(
@@ -466,6 +466,6 @@ def _protocol(
         preparation,
         normalisation,
         source,
-        QUALITY if steps.with_quality else "",
+        QUALITY_TEXT if steps.with_quality else "",
     ]
     return "; ".join(part for part in parts if part)
