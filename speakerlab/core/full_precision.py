@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def fp32_island(x: Tensor) -> torch.autocast:  # noqa: TID251
+def autocast_off(x: Tensor) -> torch.autocast:  # noqa: TID251
     """Return a context without autocast on the device of `x`."""
     return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import autocast_off
 
 Kind = Literal["kaldi", "tfmel"]
 Window = Literal["povey", "hamming"]
@@ -251,7 +251,7 @@ class Fbank(nn.Module):
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
                 f"{self.min_samples}; give a longer recording"
             )
-        with fp32_island(wave_BS):
+        with autocast_off(wave_BS):
             if wave_BS.dtype != torch.float64:
                 wave_BS = wave_BS.float()
             if self.scale != 1.0:

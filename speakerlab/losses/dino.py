@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.losses.objective import Compared, Objective, gather_utterances, mlp
 from speakerlab.losses.shards import Shards
 
@@ -151,7 +151,7 @@ class DINO(Objective):
         teacher: nn.Module | None,
     ) -> Compared:
         assert emb_LBD is not None and teacher is not None
-        with fp32_island(emb_VBD):
+        with autocast_off(emb_VBD):
             num_long = len(emb_LBD)
             student_shape = emb_VBD.shape[:2]
             teacher_shape = emb_LBD.shape[:2]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 
 
 class Head(nn.Module):
@@ -83,7 +83,7 @@ class SoftmaxHead(Head, ABC):
         margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy with `margin`, and the logits (B, C) without it."""
-        with fp32_island(emb_BD):
+        with autocast_off(emb_BD):
             rows_CD = self.prepare(self.weight_CD)
             prepared_BD = self.prepare(emb_BD)
             similarity_BC = F.linear(prepared_BD, rows_CD, self.bias_C)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.losses.shards import Shards
 
 
@@ -110,7 +110,7 @@ class SimCLR(Objective):
         teacher: nn.Module | None,
     ) -> Compared:
         del emb_LBD, teacher
-        with fp32_island(emb_VBD):
+        with autocast_off(emb_VBD):
             out_2BD = of_views(self.projector, widened(emb_VBD))
             out_2GD = gather_utterances(out_2BD, self.shards)
             loss, accuracy = contrast(out_2GD, temperature=self.temperature)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.losses.objective import (
     Compared,
     Objective,
@@ -84,7 +84,7 @@ class SDPN(Objective):
         teacher: nn.Module | None,
     ) -> Compared:
         assert emb_LBD is not None and teacher is not None
-        with fp32_island(emb_VBD):
+        with autocast_off(emb_VBD):
             emb_VBD = widened(emb_VBD)
             out_VBD = of_views(self.projector, emb_VBD)
             out_VGD = gather_utterances(out_VBD, self.shards)

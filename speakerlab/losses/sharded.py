@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import autocast_off
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
 from speakerlab.losses.shards import Shards, blocks_of, draw_rows, sample_classes
@@ -140,7 +140,7 @@ class ShardedHead(Head):
         """Return the mean loss over all ranks, and which embeddings are correct, (B,)."""
         shards = self.shards
         # Autocast is off inside; the cast from 16 bits to fp32 is done by `prepare`.
-        with fp32_island(emb_BD):
+        with autocast_off(emb_BD):
             prepared_BD = self.prepare(emb_BD)
             prepared_GD: Any = _GatherEmbeddings.apply(prepared_BD, shards)
             label_G = shards.gather(label_B)

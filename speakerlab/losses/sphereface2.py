@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import autocast_off
 from speakerlab.losses.head import Head
 from speakerlab.losses.margin import add_margin, cosines, rotate
 
@@ -57,7 +57,7 @@ class SphereFace2(Head):
         """Return the mean loss with `margin` (type A: radians, type C: in units of g), and
         scale * cosine (B, C) without it."""
         label_B1 = label_B.unsqueeze(1)
-        with fp32_island(emb_BD):
+        with autocast_off(emb_BD):
             cos_BC = cosines(emb_BD, self.weight_CD)
             cos_B1 = cos_BC.gather(1, label_B1)
 

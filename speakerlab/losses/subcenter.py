@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import autocast_off
 from speakerlab.losses.head import Head
 from speakerlab.losses.margin import add_margin, cosines, rotate
 
@@ -61,7 +61,7 @@ class SubcenterTopkAAMSoftmax(Head):
         """Return the mean loss with `margin` (radians), and scale * cosine (B, C) without it."""
         num_classes, num_centers, _ = self.weight_CD.shape
         label_B1 = label_B.unsqueeze(1)
-        with fp32_island(emb_BD):
+        with autocast_off(emb_BD):
             # The cosine of a class is the largest cosine of its centers.
             center_ND = self.weight_CD.flatten(0, 1)
             cos_BN = cosines(emb_BD, center_ND)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models.cpu import dense
 from speakerlab.models.pooling import (
     TSTP,
@@ -242,7 +242,7 @@ class ContextAwareMasking(nn.Module):
 
         # In at least fp32: in 16 bits, the mean over a long utterance would lose digits, and large
         # values would overflow in fp16.
-        with fp32_island(x_BCT):
+        with autocast_off(x_BCT):
             context_BCS = widened(x_BCT) @ to_context_TS
             hidden_BHS = self.linear1(context_BCS)
             hidden_BHS = F.relu(hidden_BHS, inplace=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models.pooling import Pooling
 
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear)
@@ -89,7 +89,7 @@ class InFp32(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        with fp32_island(x):
+        with autocast_off(x):
             return self.layer(widened(x))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 
 # Keeps the square root above 0 where a model adds no epsilon. Far below any variance that fp32
 # features have, and its root (1e-15) still divides without overflow.
@@ -340,7 +340,7 @@ def convolve_with_context(
     channels = x_BCT.shape[1]
     frame_weight = conv.weight[:, :channels]
     from_frames_BCT = F.conv1d(x_BCT, frame_weight, conv.bias)
-    with fp32_island(x_BCT):
+    with autocast_off(x_BCT):
         context_weight = conv.weight[:, channels:, 0]
         context_weight_CK = widened(context_weight)
         from_context_BC = F.linear(context_BK, context_weight_CK)

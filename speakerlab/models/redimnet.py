@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models.pooling import (
     ASTP,
     PooledModel,
@@ -199,7 +199,7 @@ def weighted_sum(outputs: list[Tensor], weights: Tensor) -> Tensor:
     They are added one by one: a stack would copy all outputs at every stage.
     """
     # The shares are fp32 and so is the sum: in 16 bits, each addition would round it.
-    with fp32_island(weights):
+    with autocast_off(weights):
         shares_1NK1 = weights.softmax(1)
         first_share, *shares = shares_1NK1.unbind(1)
         first_output, *other_outputs = outputs
@@ -277,7 +277,7 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Written out, because torch's LayerNorm normalises only the last axes.
-        with fp32_island(x):
+        with autocast_off(x):
             var, mean = torch.var_mean(
                 widened(x),
                 dim=1,

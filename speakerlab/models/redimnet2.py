@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models.pooling import ASTP, refuse_unusable
 from speakerlab.models.redimnet import (
     NORM_EPS,
@@ -291,6 +291,6 @@ class RowNorm(nn.GroupNorm):
     """GroupNorm over the rows of (B, K, T), its statistics in fp32."""
 
     def forward(self, input: Tensor) -> Tensor:
-        with fp32_island(input):
+        with autocast_off(input):
             output = super().forward(widened(input))
             return output.to(input.dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models.pooling import (
     attentive_mean_std,
     feature_map,
@@ -137,7 +137,7 @@ def simam(x_BCFT: Tensor) -> Tensor:
     The inverse energy is (x - mean)^2 / (4 (variance + lambda)) + 1/2, with the unbiased variance
     over the (at least two) places of a channel's map. In fp32, because it squares.
     """
-    with fp32_island(x_BCFT):
+    with autocast_off(x_BCFT):
         wide_BCFT = widened(x_BCFT)
         # torch's variance is the unbiased one unless a correction is given.
         var, mean = torch.var_mean(wide_BCFT, dim=(2, 3), keepdim=True)

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.batch import Batch, Draw, Draws
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import autocast_off
 
 CPU_ROWS = 8  # rows at a time on a CPU: more exceed a core's cache
 INT16_SCALE = 32768
@@ -108,7 +108,7 @@ class Augment(nn.Module):
         """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
         # The number of rows to resample varies from batch to batch, and cuDNN would time its
         # kernels again for each number.
-        with fp32_island(batch.wave_BS), without_autotuning():
+        with autocast_off(batch.wave_BS), without_autotuning():
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.models import cpu
 
 NO_EPS = 1e-12  # keeps the inverse deviation finite where only the moments are needed
@@ -471,7 +471,7 @@ def _infer(
 
     first_norm = layers[0].nonlinear1.batchnorm
     segments = Segments(frames, segment_frames, like=first_norm.weight)
-    with fp32_island(x_BCT):
+    with autocast_off(x_BCT):
         for layer in layers:
             norm = layer.nonlinear1.batchnorm
             activations = _forward(
@@ -520,7 +520,7 @@ class _TrainedBlock(torch.autograd.Function):
         start = 0  # of the channels whose moments are not computed yet
         num_seen: list[int] = []
         activations: list[_Activations] = []
-        with fp32_island(x_BCT):
+        with autocast_off(x_BCT):
             for index, layer in enumerate(layers):
                 new = slice(start, channels)
                 moments_2C[:, new] = moments_of(store_CBT[new])
@@ -584,7 +584,7 @@ class _TrainedBlock(torch.autograd.Function):
         # layers after it, which read them, are done.
         channels = len(store_CBT)
         d_weights: list[Any] = []
-        with fp32_island(store_CBT):
+        with autocast_off(store_CBT):
             for index in reversed(range(len(ctx.layers))):
                 layer = ctx.layers[index]
                 computed = _activations_at(index, activations)
