@@ -89,7 +89,7 @@ def learn_calibration(args: Namespace) -> None:
 
     from speakerlab.checkpoints.published import load_published
     from speakerlab.data.workers import auto_workers
-    from speakerlab.experiments.validation import Validation
+    from speakerlab.experiments.validation import PairValidation
     from speakerlab.inference.batches import embed_pieces
     from speakerlab.inference.workers import share_threads
     from speakerlab.training.devices import count_gpus
@@ -101,7 +101,7 @@ def learn_calibration(args: Namespace) -> None:
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
 
-    validation = Validation(manifest)
+    validation = PairValidation(manifest)
     on_gpu = count_gpus() > 0
     emb_ND = embed_pieces(
         published.embedder.for_inference(in_place=True),

@@ -388,7 +388,7 @@ def train_loader(
         num_workers=num_workers,
         pin_memory=pin_memory,
         prefetch_factor=MICRO_BATCHES_AHEAD,
-        # Short: `watched` catches the time-out, looks whether a worker has died, and waits on.
+        # Short: `watched` catches the time-out, looks whether a worker has died, and continues.
         timeout=min(POLL_SECONDS, stall_seconds),
         worker_init_fn=start_worker,
         # Forked, so that the columns of the manifest are shared and not copied.

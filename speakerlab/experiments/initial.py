@@ -20,7 +20,7 @@ from speakerlab.checkpoints.published import (
 )
 from speakerlab.config.schema import Config, load_config
 from speakerlab.embedder import Embedder
-from speakerlab.experiments.validation import Validation
+from speakerlab.experiments.validation import PairValidation
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 
@@ -78,7 +78,7 @@ def init_from(
 def keep_the_better(
     exp_dir: Path,
     trained: Embedder,
-    validation: Validation,
+    validation: PairValidation,
     config: Config,
     device: torch.device,
 ) -> dict[str, Any]:

@@ -422,7 +422,7 @@ def _measure_memory(config: Config, ranks: Ranks, task: Task) -> Memory:
         config,
         num_classes=num_classes,
         precision=task.precision.name,
-        split_over=ranks.world_size if task.split else 1,
+        split_over=ranks.world_size if task.split_parameters else 1,
         with_data=not on_gpu,
     )
 

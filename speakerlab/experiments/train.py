@@ -23,7 +23,11 @@ from speakerlab.experiments.initial import init_from, keep_the_better
 from speakerlab.experiments.model_card import stated_of_corpora
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.experiments.train_batches import TrainBatches
-from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
+from speakerlab.experiments.validation import (
+    ClassValidation,
+    HeldOutValidation,
+    PairValidation,
+)
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
@@ -53,7 +57,7 @@ class Training:
     config: Config
     trainer: Trainer
     source: TrainBatches
-    validation: HeldOut | None
+    validation: HeldOutValidation | None  # None: no speech is held out
     embedder: Embedder
     head: Head | None
     classes: list[str]
@@ -118,7 +122,7 @@ def build_training(
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
     embedder = task.embedder
-    assert isinstance(embedder, Embedder)  # a task itself takes any module
+    assert isinstance(embedder, Embedder)  # a task of tests has another module
     # A resumed run takes the weights of its checkpoint instead, later.
     if init is not None and not was_begun(exp_dir):
         init_from(
@@ -147,8 +151,8 @@ def build_training(
 
     # When things happen: the order of crops decides how many steps an epoch has.
     source = TrainBatches(config, corpus, classes, task.augment, ranks, plan)
-    # Returns the configuration with every former `num_epochs`, which config.yaml records: the
-    # learning rate of an extended run decays again from the step at which it was extended.
+    # If the run was extended, the returned configuration also lists the earlier numbers of epochs
+    # (`training.extended`): the learning rate decays again from the step of each extension.
     config = consistency.record_config(
         config,
         source.order.steps_per_epoch,
@@ -165,7 +169,7 @@ def build_training(
         )
 
     # Without validation the model's card has the key `best_valid_eer` all the same, with no value.
-    metric = Validation.metric if validation is None else validation.metric
+    metric = PairValidation.metric if validation is None else validation.metric
     state = build_state(exp_dir, config, task, ranks, schedule, classes, metric=metric)
 
     def report_nan(findings: dict[str, Any]) -> None:
@@ -225,7 +229,9 @@ def build_task(
         num_classes=num_classes,
         # Noise and rooms are drawn from the banks of the corpus.
         augment=build.build_augment(config, **corpus.banks),
-        shards=ranks if is_shared else None,
+        shards=ranks
+        if is_shared
+        else None,  # its collectives are all that a head needs
     )
 
 
@@ -273,7 +279,7 @@ def build_state(
         clip_norm=training.clip_norm,
         scale_loss=task.precision.scales_loss,
         # Each rank has other rows of a split head, so their gradient norm is summed over ranks.
-        split=list(task.split.values()),
+        split=list(task.split_parameters.values()),
         sum_over_ranks=ranks.sum,
     )
     # A model that guesses among n classes has the loss log(n); a lower loss means that it has
@@ -305,14 +311,14 @@ def build_validation(
     corpus: Corpus,
     head: Head | None,
     classes: Sequence[str],
-) -> HeldOut | None:
+) -> HeldOutValidation | None:
     """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
         return None
     if config.task == "identification":
         assert head is not None
         return ClassValidation(corpus.valid, head=head, classes=classes)
-    validation = Validation(corpus.valid)
+    validation = PairValidation(corpus.valid)
     if validation.num_cut:
         log.info(
             "%d validation speakers have one utterance, whose pieces are compared"
@@ -386,7 +392,7 @@ def publish_result(
     # Without held-out speakers, and in identification, the trained model is published as it is,
     # without a calibration.
     calibration = None
-    if isinstance(validation, Validation):
+    if isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the
         # embedder. The head stays the trained one.
         outcome |= keep_the_better(exp_dir, embedder, validation, config, device)

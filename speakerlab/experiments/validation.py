@@ -33,7 +33,7 @@ MIN_CUT_SECONDS = 2.0
 FEW_SPEAKERS = 10  # a threshold from fewer speakers is unreliable
 
 
-class HeldOut:
+class HeldOutValidation:
     """Held-out utterances with their labels, and a metric of their embeddings."""
 
     metric: str  # name of the metric
@@ -82,7 +82,7 @@ class HeldOut:
         raise NotImplementedError
 
 
-class Validation(HeldOut):
+class PairValidation(HeldOutValidation):
     """Equal error rate over all pairs of utterances of the validation speakers.
 
     At most ten utterances per speaker are used. If a speaker has only one utterance, it is cut into
@@ -136,7 +136,7 @@ class Validation(HeldOut):
         )
 
 
-class ClassValidation(HeldOut):
+class ClassValidation(HeldOutValidation):
     """Share of held-out utterances that the head classifies wrongly; at most 500 per class."""
 
     metric = "error"

@@ -168,6 +168,7 @@ class ShardedHead(Head):
                 margin=margin,
                 row_S=None,
                 num_rows=num_classes,
+                # Outside of 0..C - 1 where another rank holds the target.
                 place_G=label_row_G,
             )
 
@@ -273,9 +274,9 @@ class _Comparison:
     # Indices into the rows of this rank; None: all rows in order.
     row_S: Tensor | None
     num_rows: int  # S
-    # Outside of 0..S - 1 where another rank holds the target. Without sampled classes, it is then
-    # negative for a lower rank and at least S for a higher one: the order of places is then that of
-    # all classes, by which `_ShardedSoftmax` breaks ties. With sampled classes it is then -1.
+    # Outside of 0..S - 1 where another rank holds the target. Without sampled classes: below 0 if a
+    # lower rank holds it, S or more if a higher one does. So comparing places compares classes,
+    # which breaks ties. With sampled classes: always -1.
     place_G: Tensor
     # Rows of `row_S` that do not take part; None: all rows take part.
     is_masked_S1: Tensor | None = None
@@ -496,10 +497,10 @@ def _compare(
         target_similarity_G += block_target_G
 
         # The place changes only for a larger value, so the first of equal rows remains.
-        block_largest_G, block_place_G = block_SG.max(0)
-        place_G = block_place_G + start
+        block_largest_G, largest_in_block_G = block_SG.max(0)
+        new_place_G = largest_in_block_G + start
         is_larger_G = block_largest_G > largest_G
-        largest_place_G = torch.where(is_larger_G, place_G, largest_place_G)
+        largest_place_G = torch.where(is_larger_G, new_place_G, largest_place_G)
         largest_G = torch.maximum(largest_G, block_largest_G)
     return _Similarities(
         similarity_SG=similarity_SG,

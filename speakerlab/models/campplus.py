@@ -54,7 +54,7 @@ class CAMPPlus(nn.Module):
     pool_eps: the pooled deviation is sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
     """
 
-    # The first TDNN layer leaves two of three frames: enough for the unbiased deviation.
+    # Of three frames, the first TDNN layer keeps two, the fewest with an unbiased deviation.
     min_frames = 3
 
     def __init__(
@@ -158,7 +158,8 @@ class CAMPPlus(nn.Module):
         map_BCFT = self.head(feats_B1FT)
 
         # The TDNN reads a sequence: channels and bins become the C x F channels of a frame.
-        # After `flatten` alone, the map's gradient would be contiguous: a slow backward pass.
+        # The map is in channels last. After `flatten` alone, its gradient would be contiguous, and
+        # a mix of both layouts is slow.
         map_BCFT = keep_gradient_layout(map_BCFT)
         x_BCT = map_BCFT.flatten(1, 2)
         emb_BD1 = self.xvector(x_BCT)
@@ -169,8 +170,9 @@ class FCM(nn.Sequential):
     """Front-end convolution module, the 2-D part of Figure 1: (B, 1, F, T) -> (B, C, F / 8, T).
 
     A TDNN layer has separate weights for each mel bin. If a voice has the same pattern a few bins
-    higher, it does not recognise it. A convolution over frequency and time does, because it uses
-    the same weights at all bins. Each stage and `conv2` halve the bins and keep the frames.
+    higher, this layer does not recognise the pattern. A convolution over frequency and time does,
+    because it uses the same weights at all bins. Each stage and `conv2` halve the bins and keep
+    the frames.
     """
 
     def __init__(self, channels: int, blocks: tuple[int, ...]) -> None:
@@ -334,9 +336,9 @@ class FramewiseLayers(nn.Sequential):
         batch_and_frames = x_CBT.shape[1:]
         trains = any(module.training for module in self.modules())
         # cpu/dense.py pads rows of 16-bit numbers with zeros, to a length that is fast. A BatchNorm
-        # that trains must not count the zeros: `flatten` copies the rows without them. In eval mode
-        # the padded rows are passed without a copy (N is then the padded length), and the zeros are
-        # cut off below.
+        # that trains must not count the zeros: `flatten` leaves them out, but its rows are not
+        # contiguous. In eval mode the rows are passed with their zeros (N is then the padded
+        # length), which are cut off below.
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
 
         y_1CN = super().forward(x_CN.unsqueeze(0))

@@ -53,7 +53,7 @@ LEARNED_STEPS = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
 # Quality measure functions: properties of a trial's two sides, which calibration weighs besides
 # the score. They are no step of scoring: `_read_spec` removes this suffix before it splits a spec.
 QMF = "+qmf"
-# Sentences of the protocol. That no speaker occurs in a trial is checked by the callers.
+# Sentences of the protocol. The callers check that no development speaker occurs in a trial.
 QUALITY_TEXT = "log durations, norms and cohort means are added by logistic regression"
 SOURCE_TEXT = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
@@ -293,7 +293,7 @@ def build_chain(
         cohort=cohort,
         num_compared=num_compared,
         with_quality=steps.with_quality,
-        # Also if no step was learned: a set of another model is a mistake.
+        # Even if no step was learned, a development set of another model is a mistake.
         learned_from=table,
     )
 
@@ -400,7 +400,7 @@ def _learn_transforms(
 
 
 def _require(step: str, development: Development) -> None:
-    """Raise TooFewError if the development set is too small for a step."""
+    """Raise TooFewError if the development set is too small to learn a step from."""
     num_utterances, num_dims = development.table.emb_ND.shape
     num_speakers = len(set(development.speaker_M))
     require_development(step, num_utterances, num_speakers, num_dims)

@@ -63,7 +63,7 @@ class RunState:
         self.saved_at = time.monotonic()
         self.initial = None
         # The file has the rows of all ranks, so that any number of ranks can resume from it.
-        if self.task.split:
+        if self.task.split_parameters:
             gather_rows = self.task.head.gather_rows
             self._change_rows(state, gather_rows)
         if self.ranks.is_first:
@@ -105,8 +105,8 @@ class RunState:
         names = list(chain.from_iterable(names_of_ranks))
         if names:
             text = f"step {self.step}: {names[0]} is not finite"
-            # Steps are numbered from 0, so the last completed one is `self.step - 1`. RollBack
-            # computes it again to find the cause.
+            # Steps are numbered from 0, so the last completed one is `self.step - 1`. The class
+            # RollBack (roll_back.py) computes it again to find the cause.
             raise NumericError(text, self.step - 1)
 
     def _load_latest(self) -> bool:
@@ -120,7 +120,7 @@ class RunState:
         state = checkpoint.load_state(data, where=folder)
 
         # The file has the rows of all ranks. This rank holds a block of them, [start, end).
-        if self.task.split:
+        if self.task.split_parameters:
             start_row, end_row = self.task.head.row_range
 
             def select_rows(all_rows: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class RunState:
                 numbers[id(parameter)] = len(numbers)
         optimizer_states = state["optimizer"]["state"]
 
-        for name, parameter in self.task.split.items():
+        for name, parameter in self.task.split_parameters.items():
             rows = state["task"][name]
             state["task"][name] = change(rows)
             number = numbers[id(parameter)]

@@ -30,8 +30,8 @@ from speakerlab.training.update import NumericError, Update
 log = logging.getLogger(__name__)
 BACK_OFF = 0.5  # factor on the learning rate at each roll-back
 
-# Part of the seeds of two streams of random numbers: dither and dropout in the model, and the
-# classes that a sampled head draws. Without it, both streams might start from the same seed and be
+# Parts of the seeds of two streams of random numbers: dither and dropout in the model, and the
+# classes that a sampled head draws. They keep the two seeds different, or else the streams could be
 # correlated. The values are arbitrary, but other values would change the results of every run.
 MODEL_KEY = 0xD207
 HEAD_KEY = 0x4EAD
@@ -80,7 +80,8 @@ class OptimizerStep:
         # Each backward pass adds to the gradients.
         try:
             for index in range(self.accumulation):
-                # Waits for data. x_B are the waves, (B, S), or stored features, (B, T, F).
+                # Waits for data. x_B are the waves, (B, S), or stored features, (B, T, F); `batch`
+                # is what the loader read: labels, positions and draws.
                 micro_batch = next(micro_batches)
                 seed = self.model_seed(step, index)
                 torch.manual_seed(seed)
@@ -102,7 +103,8 @@ class OptimizerStep:
                 self.state.sums.add_micro_batch(output, micro_batch)
                 done = (index + 1) / self.accumulation  # share of this step
                 self.report_progress(step + done)
-        # Not around the update: once it has begun, the state from before the step is lost.
+        # The update is outside of this `try`: `on_failure` needs the state from before the step,
+        # which an update changes.
         except (RuntimeError, MemoryError) as error:
             self.on_failure(error)
             raise
@@ -166,7 +168,7 @@ class OptimizerStep:
 
 
 class Validation(Protocol):
-    """Computes metrics of an embedder on held-out speech."""
+    """Computes metrics of an embedder on held-out speech (see experiments/validation.py)."""
 
     def run(
         self, embedder: Any, ranks: Ranks, stop: Callable[[], bool]
@@ -240,6 +242,7 @@ class AfterStep:
             return
         metrics = self.validate()
         if metrics is None:
+            # Nothing to save: the state is still that of the checkpoint.
             requests = self._gather_requests()
             raise Stopped(requests.signal_number, self.state.step)
         self.save_if_due(now=False, metrics=metrics)
@@ -293,8 +296,9 @@ class AfterStep:
 
         is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
         if is_scheduled and not now:
-            # A roll-back must repeat the bad steps, not resume after them. Reading their number
-            # waits for a GPU, so it is not read in every step.
+            # A checkpoint that is only scheduled is left out in the middle of bad steps, so that a
+            # roll-back repeats them. Reading their number waits for a GPU, so it is not read in
+            # every step.
             has_bad_steps = bool(int(state.updater.bad_in_a_row))
             is_scheduled = not has_bad_steps
         is_last = state.step == self.schedule.total_steps

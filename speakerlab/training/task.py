@@ -149,7 +149,7 @@ class Task(nn.Module):
         self.head: Any = None  # only a classification has one
         self.set_precision(precision)
         # Parameters whose rows are split over the ranks, by their name in the task.
-        self.split: dict[str, nn.Parameter] = {}
+        self.split_parameters: dict[str, nn.Parameter] = {}
         # DDP broadcasts rank 0's buffers at the start. Banks of noise and rooms are the same on
         # every rank, and too large for that. DDP finds the names to skip in this attribute.
         banks = [f"augment.{name}" for name, _ in augment.named_buffers()]
@@ -194,8 +194,8 @@ class SpeakerTask(Task):
         # averaging them with other rows would be wrong: DDP must leave them alone.
         if head.is_split:
             for name, parameter in head.named_parameters():
-                self.split[f"head.{name}"] = parameter
-        self._ddp_params_and_buffers_to_ignore += self.split
+                self.split_parameters[f"head.{name}"] = parameter
+        self._ddp_params_and_buffers_to_ignore += self.split_parameters
 
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
         self.head.begin_step(key)

@@ -12,7 +12,7 @@ from speakerlab.config import build
 from speakerlab.config.build import build_embedder
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments.initial import init_from, keep_the_better
-from speakerlab.experiments.validation import Validation
+from speakerlab.experiments.validation import PairValidation
 from speakerlab.inference.batches import embed_pieces
 
 RATE = 16000
@@ -156,7 +156,7 @@ def test_the_result_is_compared_with_the_initial_weights(
 ):
     folder = make_data_dir(speakers=range(5), seconds=[0.5] * 3)
     manifest = read_manifest([folder], sample_rate=RATE)
-    validation = Validation(manifest)
+    validation = PairValidation(manifest)
     cpu = torch.device("cpu")
 
     def drawn(seed: int):

@@ -7,7 +7,7 @@ import torch
 from speakerlab.config import build
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments import validation as validation_module
-from speakerlab.experiments.validation import ClassValidation, Validation
+from speakerlab.experiments.validation import ClassValidation, PairValidation
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.training.distributed import start_ranks
 
@@ -26,7 +26,7 @@ def test_the_only_utterance_of_a_speaker_is_cut(make_data_dir):
         make_data_dir("middle", speakers=[4, 5], seconds=[7.5]),
         make_data_dir("long", speakers=[6, 7], seconds=[12.5]),
     ]
-    validation = Validation(read_manifest(folders, sample_rate=RATE))
+    validation = PairValidation(read_manifest(folders, sample_rate=RATE))
 
     # speaker, number of pieces, samples of a piece
     cut_speakers = [
@@ -64,7 +64,7 @@ def test_a_calibration_names_the_recordings_that_were_cut(make_data_dir):
     manifest = read_manifest([folder], sample_rate=RATE)
     rng = np.random.default_rng(0)
     emb_ND = rng.normal(size=(8, 8)).astype(np.float32)
-    learned = Validation(manifest).calibrate(emb_ND, source="x")
+    learned = PairValidation(manifest).calibrate(emb_ND, source="x")
     assert learned.num_target == 2 * 6
     assert learned.num_nontarget == 4 * 4
     assert learned.source == (
@@ -84,11 +84,11 @@ def test_validation_returns_an_eer_and_does_not_change_the_model(
     for name, tensor in embedder.state_dict().items():
         before[name] = tensor.clone()
 
-    result = Validation(manifest).run(embedder, ranks)
+    result = PairValidation(manifest).run(embedder, ranks)
     assert result is not None
     assert list(result) == ["eer"]
     assert 0 <= result["eer"] <= 1
-    again = Validation(manifest).run(embedder, ranks)
+    again = PairValidation(manifest).run(embedder, ranks)
     assert again == result
 
     for module in embedder.modules():

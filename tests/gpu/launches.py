@@ -155,7 +155,7 @@ def build_trainer(
         device=device,
         clip_norm=config.training.clip_norm,
         scale_loss=task.precision.scales_loss,
-        split=list(task.split.values()),
+        split=list(task.split_parameters.values()),
         sum_over_ranks=ranks.sum,
     )
     nothing: Any = None  # not used in the steps of these tests
