@@ -20,9 +20,9 @@ processes := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? c
 in_parallel := -n $(processes) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: ## run the tests (minutes)
-	@$(with_python) -m pytest $(in_parallel) -m "not slow and not gpu"
+	@$(with_python) -m pytest $(in_parallel) -m "not slow and not gpu and not lint"
 
-test-all: ## run all tests that need no GPU, also the slow ones
+test-all: ## run all tests that need no GPU, also the slow ones and the linters
 	@$(with_python) -m pytest $(in_parallel) -m "not gpu"
 
 test-oldest: ## install the wheel with the oldest supported versions (PYTHON=python3.10), use and test it

@@ -1,7 +1,12 @@
 """Fixtures for all tests: a corpus, a configuration and models that are made in a moment."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+
+# What tests compute is small: on a busy machine a second thread makes them four times slower.
+# NumPy's library reads this when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -12,7 +17,6 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.embedder import Embedder
 
-# What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
 
 

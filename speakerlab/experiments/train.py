@@ -122,7 +122,7 @@ def build_training(
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
     embedder = task.embedder
-    assert isinstance(embedder, Embedder)  # a task of tests has another module
+    assert isinstance(embedder, Embedder)  # Task itself takes any module
     # A resumed run takes the weights of its checkpoint instead, later.
     if init is not None and not was_begun(exp_dir):
         init_from(

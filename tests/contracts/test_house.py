@@ -21,6 +21,7 @@ PINS = [
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.mark.lint
 @pytest.mark.timeout(900)  # basedpyright takes minutes on a busy machine
 @pytest.mark.parametrize(
     "command",

@@ -25,12 +25,14 @@ def run_tool(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.lint
 def test_shellcheck_finds_nothing() -> None:
     assert len(SHELL_FILES) >= 10
     finished = run_tool("shellcheck", "-x", *SHELL_FILES)
     assert (finished.stdout, finished.returncode) == ("", 0)
 
 
+@pytest.mark.lint
 def test_shfmt_changes_nothing() -> None:
     finished = run_tool("shfmt", "-d", "-i", "2", "-ci", *SHELL_FILES)
     assert (finished.stdout, finished.returncode) == ("", 0)
