@@ -13,11 +13,10 @@ help: ## list these targets
 setup: ## make .venv with the requirements, this package and the development tools
 	@python3 egs/common/environment.py make
 
-# A process more than there are cores, up to four, because many tests wait for commands. The tests of
-# a file share what they trained, so they stay in one process. Without reordering, the longest tests
-# do not come last. A process that dies is not replaced: pytest-xdist would wait for ever.
-processes := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
-in_parallel := -n $(processes) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Four processes also on fewer cores, because many tests wait for commands. The tests of a file share
+# what they trained, so they stay in one process. Without reordering, the longest tests do not come
+# last. A process that dies is not replaced: pytest-xdist would wait for ever.
+in_parallel := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: ## run the tests (minutes)
 	@$(with_python) -m pytest $(in_parallel) -m "not slow and not gpu and not lint"

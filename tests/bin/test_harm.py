@@ -122,7 +122,7 @@ def test_a_validation_that_is_not_finite_is_rolled_back(train_harmed, tmp_path):
     assert re.match(r"step \d+: 6 of 6 validation embeddings ", report["error"])
 
 
-@pytest.mark.parametrize("step", [6, 12])
+@pytest.mark.parametrize("step", [6, slow(12)])
 def test_a_validation_that_was_stopped_is_made_up_for(
     train, train_harmed, tmp_path, step
 ):

@@ -95,8 +95,9 @@ def one_rank(tmp_path_factory, train):
     return exp
 
 
-# Both ranks have the same micro-batches, or halves whose BatchNorm they share.
-SHARES = [(4, 1, 1e-5), (2, 2, 5e-3)]
+# Both ranks have the same micro-batches, or halves whose BatchNorm they share. test_train_ssl.py
+# has the former for another task.
+SHARES = [slow(4, 1, 1e-5), (2, 2, 5e-3)]
 
 
 @pytest.mark.parametrize(("micro_batch", "joined", "rel"), SHARES)

@@ -43,6 +43,7 @@ SLOW = {
     "resnet",
     "ecapa_tdnn",
     "ecapa_tdnn_wespeaker",
+    "xvector",
 }
 
 
