@@ -321,6 +321,8 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoRe
     process.name_user()
     code = 0
     try:
+        # The launcher holds Ctrl-C back while a rank starts.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         main(arguments)
     except (ValueError, OSError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar, NoReturn
@@ -74,6 +75,8 @@ class Ranks(SubprocessContext):
 
     # Local rank -> exit code, of the ranks that ended before the launcher stopped the others.
     first: ClassVar[dict[int, int]] = {}
+    # Whether the ranks are commands of speakerlab, which let Ctrl-C through when they are ready.
+    are_commands: ClassVar[bool] = False
 
     def start(self) -> None:
         """Start as torchrun does; also forward Slurm's SIGUSR1, keep ignored signals (nohup)."""
@@ -81,8 +84,11 @@ class Ranks(SubprocessContext):
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_IGN:
                 ignored.append(number)
+        # A command lets Ctrl-C through when it can end in one line (`command.run`).
+        held = process.hold_ctrl_c() if Ranks.are_commands else nullcontext()
         # torchrun sets its signal handlers here; replace them.
-        super().start()
+        with held:
+            super().start()
         for number in SIGNALS:
             handler = signal.SIG_IGN if number in ignored else pass_on
             signal.signal(number, handler)
@@ -142,7 +148,7 @@ def run_ranks(
     rendezvous: str | None = None,
     attempt: int = 1,
 ) -> End:
-    """Run a Python command as the ranks of this host, and wait until they exit.
+    """Run a command of speakerlab as the ranks of this host, and wait until they exit.
 
     host, rendezvous: number of this host and HOST:PORT of the first host, for several hosts.
     attempt: 2 after the ranks ran out of memory. Ranks are not restarted automatically: the same
@@ -167,7 +173,8 @@ def run_ranks(
         num_cpus = process.available_cpus()
         share = max(1, num_cpus // num_ranks)
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
-    arguments = [*options, *command]
+    arguments = [*options, "-m", "speakerlab", *command]
+    Ranks.are_commands = True
     return run_torchrun(add_local_address(arguments))
 
 

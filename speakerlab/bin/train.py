@@ -155,7 +155,7 @@ def train_on_ranks(args: Namespace, arguments: Sequence[str]) -> NoReturn:
 
     began = forget_memory_note(args)
     end = launch.run_ranks(
-        ["-m", "speakerlab", "train", *rank_options(args)],
+        ["train", *rank_options(args)],
         num_ranks=args.nproc,
         num_hosts=args.nnodes,
         host=args.node_rank,

@@ -7,9 +7,13 @@ import pwd
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:  # its import takes milliseconds, and few commands need it
+    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -118,6 +122,19 @@ def die_of_ctrl_c() -> Any:
     return handler
 
 
+@contextmanager
+def hold_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back; processes that start within inherit this, and leave Ctrl-C to their parent.
+
+    In a terminal every process gets it, and each one that is starting would print a traceback.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def leave_signals_to_parent() -> None:
     """Ignore signals in a forked child, because its parent needs it until the state is saved."""
     for number in HANDLED_SIGNALS:
@@ -138,8 +155,27 @@ def map_in_processes(
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
-        yield from pool.map(function, items, chunksize=chunk)
+    pool = ProcessPoolExecutor(num_workers, initializer=die_with_parent)
+    remaining = iter(items)
+    # Not `pool.map`: it cancels its tasks, for which the executor prints a traceback after a kill.
+    tasks: list[Future[list[Result]]] = []
+    try:
+        with hold_ctrl_c():
+            while part := list(islice(remaining, chunk)):
+                tasks.append(pool.submit(_apply, function, part))
+        for task in tasks:
+            yield from task.result()
+    except BaseException:
+        # Ctrl-C, or an error: end at once, not after all items.
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _apply(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return [function(item) for item in items]
 
 
 def run_own_package() -> None:

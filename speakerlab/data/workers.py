@@ -137,7 +137,8 @@ def watched(
 
     Raises ValueError with one line if a worker has died, and the exceptions of a worker.
     """
-    batches = iter(loader)
+    with process.hold_ctrl_c():
+        batches = iter(loader)
     watch.workers = getattr(batches, "_workers", ())
     if threading.current_thread() is threading.main_thread():
         # torch's handler raises anywhere in the trainer; `next` notices a dead worker as well.

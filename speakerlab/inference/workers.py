@@ -120,7 +120,8 @@ def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
         initargs=(parent, embed, done),
     )
     try:
-        running = {pool.submit(_run_share, index) for index in range(count)}
+        with process.hold_ctrl_c():
+            running = {pool.submit(_run_share, index) for index in range(count)}
         while running:
             ended, running = wait(
                 running,

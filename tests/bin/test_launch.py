@@ -124,6 +124,32 @@ def test_a_ctrl_c_while_torch_is_imported_is_one_line(environment, arguments, tm
     assert errors == b"stopped by Ctrl-C\n"
 
 
+INTERRUPTED_RANKS = """
+import os, signal
+if "RANK" in os.environ:
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_ctrl_c_while_the_ranks_start_prints_no_traceback(environment, tmp_path):
+    # Python imports this module before anything of ours.
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_RANKS)
+    search_path = f"{tmp_path}:{environment['PYTHONPATH']}"
+    settings = ["augment.noise_prob=0", "augment.room_prob=0"]
+    finished = subprocess.run(
+        [sys.executable, *TRAIN, "--nproc", "2", "--set", *settings],
+        env={**environment, "PYTHONPATH": search_path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 128 + signal.SIGINT, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "stopped by Ctrl-C" in finished.stderr
+    assert finished.stderr.splitlines()[-1] == f"stopped by SIGINT; {launch.RESUME}"
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """The options of torchrun, which is not started; the environment is restored after a test."""
@@ -143,7 +169,7 @@ def asked(monkeypatch):
 
 def test_ranks_of_one_host_need_no_name_of_it(asked, monkeypatch):
     monkeypatch.setattr(process, "available_cpus", lambda: 9)
-    launch.run_ranks(["-m", "speakerlab", "train"], num_ranks=2)
+    launch.run_ranks(["train"], num_ranks=2)
     (command,) = asked
     assert command[:2] == ["--local-addr", "127.0.0.1"]
     assert command[2:6] == ["--nnodes", "1", "--nproc-per-node", "2"]
@@ -159,7 +185,7 @@ def test_ranks_of_one_host_need_no_name_of_it(asked, monkeypatch):
 def test_what_the_user_has_set_is_kept(asked, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    launch.run_ranks(["script.py"], num_ranks=2)
+    launch.run_ranks(["train"], num_ranks=2)
     assert os.environ["OMP_NUM_THREADS"] == "5"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
     given = ["--standalone", "--local-addr=10.0.0.1", "script.py"]
@@ -169,11 +195,10 @@ def test_what_the_user_has_set_is_kept(asked, monkeypatch):
 @pytest.mark.parametrize("host", [0, 1])
 def test_several_hosts_meet_at_the_address_of_the_first(asked, host):
     place = {"num_hosts": 2, "host": host, "rendezvous": "127.0.0.1:29400"}
-    launch.run_ranks(["script.py"], num_ranks=4, **place)
+    launch.run_ranks(["train"], num_ranks=4, **place)
     (arguments,) = asked
-    (arguments,) = asked
-    *pairs, script = arguments
-    assert script == "script.py"
+    *pairs, _, package, command = arguments
+    assert (package, command) == ("speakerlab", "train")
     assert "--standalone" not in arguments
     # Each option has one value.
     options = dict(zip(pairs[::2], pairs[1::2]))
