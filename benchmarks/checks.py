@@ -76,9 +76,5 @@ def count_tests(test_arguments: Sequence[str], report: Path) -> int:
     return int(test_suite.attrib["tests"]) - int(test_suite.attrib["skipped"])
 
 
-def add_options(_parser: argparse.ArgumentParser) -> None:
-    """Add nothing."""
-
-
 if __name__ == "__main__":
-    run_case(__doc__, compare, add_options, peers=PEERS)
+    run_case(__doc__, compare, peers=PEERS)

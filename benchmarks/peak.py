@@ -36,9 +36,8 @@ def peak_memory(device: "torch.device") -> Iterator[list[int]]:
         peak_bytes.append(torch.cuda.max_memory_allocated(device) - before)
         return
     try:
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # glibc: freed memory would hide what is taken now
+        # glibc: freed memory would hide what is taken now.
+        ctypes.CDLL(None).malloc_trim(0)
         (PROC / "clear_refs").write_text(RESET_PEAK)
     except (OSError, AttributeError):
         yield peak_bytes

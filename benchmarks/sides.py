@@ -308,7 +308,7 @@ def suffix(peer: str | None) -> str:
 def run_case(
     doc: str | None,
     compare: Callable[[argparse.Namespace], Iterable[Any]],
-    add_options: Callable[[argparse.ArgumentParser], None],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     *,
     peers: Sequence[str],
 ) -> None:
