@@ -18,8 +18,7 @@ from xml.etree import ElementTree
 import torch
 from sides import ROOT, run_case, say, wants
 
-PEERS = ()
-QUICK = ()
+PEERS = QUICK = ()
 HARMED = "tests/bin/test_harm.py::test_"
 CHECKS = {
     "gpu": ("-m", "gpu"),
