@@ -33,6 +33,8 @@ SECOND_MEMORY_REMEDY = (
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
+    # There is nothing to save until the training begins.
+    process.leave_on_ctrl_c()
     group = find_group(os.environ)
     check_group(args, group)
     if args.check:

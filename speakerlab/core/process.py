@@ -111,6 +111,21 @@ def die_with_launcher() -> None:
         leave(EXIT_INPUT)
 
 
+def leave_on_ctrl_c() -> None:
+    """Let Ctrl-C exit with one line and without an exception, unless it is ignored.
+
+    An exception that is raised while torch is imported can abort the process in C++ code.
+    """
+
+    def stop(number: int, _frame: object) -> None:
+        # Not through sys.stderr, which this may have interrupted.
+        os.write(2, b"stopped by Ctrl-C\n")
+        os._exit(EXIT_SIGNAL + number)
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
+
+
 def die_of_ctrl_c() -> Any:
     """Let SIGINT end this process at once unless it is ignored; return the previous handler.
 
