@@ -6,12 +6,15 @@ Chen, Zheng, Wang, Cheng, Chen, Zhang, Li: "ERes2NetV2: Boosting Short-Duration 
 Verification Performance with Computational Efficiency", Interspeech 2024, arXiv 2406.02167.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels.
+A gradient has the name of its value after `d_`.
 """
 
 from functools import partialmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from speakerlab.models.res2net import Res2Net
 
@@ -19,8 +22,8 @@ from speakerlab.models.res2net import Res2Net
 class AttentiveFusion(nn.Module):
     """Weighs two maps against each other, per place and channel: x * (1 + a) + y * (1 - a).
 
-    `a` = tanh(z) is computed from both maps. Written as 2 * (s * x + (1 - s) * y), where s is the
-    share sigmoid(2 z), it takes fewer passes over the maps, and sigmoid is faster than tanh.
+    `a` = tanh(z) is computed from both maps. Written as 2 * (s * x + (1 - s) * y) with
+    s = sigmoid(2 z), it takes fewer passes over the maps, and sigmoid is faster than tanh.
     """
 
     def __init__(self, channels: int) -> None:
@@ -38,8 +41,43 @@ class AttentiveFusion(nn.Module):
     def forward(self, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
         both_B2CFT = torch.cat([x_BCFT, y_BCFT], dim=1)
         z_BCFT = self.local_att(both_B2CFT)
-        share_BCFT = (2 * z_BCFT).sigmoid()
-        return 2 * torch.lerp(y_BCFT, x_BCFT, share_BCFT)
+        return _Weighted.apply(z_BCFT, both_B2CFT, x_BCFT, y_BCFT)
+
+
+class _Weighted(torch.autograd.Function):
+    """x * (1 + tanh(z)) + y * (1 - tanh(z)), with the gradients, bit for bit, of torch's lerp.
+
+    `local_att` keeps both maps anyway.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        z_BCFT: Tensor,
+        both_B2CFT: Tensor,
+        x_BCFT: Tensor,
+        y_BCFT: Tensor,
+    ) -> Tensor:
+        # tanh(z) = 2 sigmoid(2 z) - 1
+        s_BCFT = (2 * z_BCFT).sigmoid_()
+        ctx.save_for_backward(s_BCFT, both_B2CFT)
+        return torch.lerp(y_BCFT, x_BCFT, s_BCFT) * 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (d_BCFT,) = grads
+        s_BCFT, both_B2CFT = ctx.saved_tensors
+        x_BCFT, y_BCFT = both_B2CFT.chunk(2, dim=1)
+        twice_BCFT = 2 * d_BCFT
+        # The result is 2 (y + s (x - y)), so this is its gradient with respect to x, s, z and y.
+        d_x_BCFT = twice_BCFT * s_BCFT
+        d_s_BCFT = (x_BCFT - y_BCFT).mul_(twice_BCFT)
+        d_z_BCFT = torch.ops.aten.sigmoid_backward(d_s_BCFT, s_BCFT)
+        d_z_BCFT.mul_(2)
+        d_y_BCFT = twice_BCFT.mul_(1 - s_BCFT)
+        # `both` was saved only for the values of x and y, which have their own gradients.
+        return d_z_BCFT, None, d_x_BCFT, d_y_BCFT
 
 
 class ERes2Net(Res2Net):

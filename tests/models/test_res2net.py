@@ -1,6 +1,6 @@
 """The ceiling of Res2Nets: torch's own bits, with less kept for the backward pass.
 
-Letters: B batch, F mel bins, T frames, C channels.
+Letters: B batch, F mel bins, T frames, C channels, W channels of a group.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from members import SMALL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models import MODELS, res2net
+from speakerlab.models import MODELS, eres2net, res2net
 from speakerlab.models.eres2net import AttentiveFusion
-from speakerlab.models.res2net import clipped_relu
+from speakerlab.models.res2net import clipped_groups, clipped_relu
 
 same_bits = {"rtol": 0, "atol": 0, "equal_nan": True}
 INF = torch.inf
@@ -23,6 +23,22 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 def hardtanh(x_BCFT: Tensor) -> Tensor:
     return F.hardtanh(x_BCFT, 0.0, 20.0)
+
+
+def hardtanh_groups(x_BCFT: Tensor, width: int) -> tuple[Tensor, ...]:
+    return hardtanh(x_BCFT).split(width, dim=1)
+
+
+def join_hardtanh(before: list[Tensor], x_BCFT: Tensor, after: list[Tensor]) -> Tensor:
+    clipped_BCFT = hardtanh(x_BCFT)
+    return torch.cat([*before, clipped_BCFT, *after], dim=1)
+
+
+class Lerp:
+    @staticmethod
+    def apply(z_BCFT: Tensor, _both: Tensor, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
+        weight_BCFT = (2 * z_BCFT).sigmoid()
+        return 2 * torch.lerp(y_BCFT, x_BCFT, weight_BCFT)
 
 
 @both_dtypes
@@ -38,6 +54,33 @@ def test_values_and_gradients_at_the_edges(dtype):
     expected.backward(d_y)
     torch.testing.assert_close(y, expected, **same_bits)
     torch.testing.assert_close(x.grad, other.grad, **same_bits)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_groups_are_dense_and_their_memory_is_all_that_is_kept(layout):
+    x_BCFT = torch.randn(2, 6, 4, 5)
+    x_BCFT = x_BCFT.to(memory_format=layout).requires_grad_()
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        groups = clipped_groups(x_BCFT * 10, 2)
+    assert len(groups) == 3
+    for group in groups:
+        storage = group.untyped_storage()
+        assert group.is_contiguous(memory_format=layout)
+        assert storage.nbytes() == group.nbytes
+
+    # Saved tensors of one value, as the factor 10 is, do not count.
+    group_addresses = {group.data_ptr() for group in groups}
+    saved_addresses = {tensor.data_ptr() for tensor in saved if tensor.numel() > 1}
+    assert group_addresses == saved_addresses
 
 
 def train_one_step(name: str, dtype: torch.dtype) -> dict[str, Tensor | None]:
@@ -69,6 +112,9 @@ def train_one_step(name: str, dtype: torch.dtype) -> dict[str, Tensor | None]:
 def test_a_training_step_has_the_bits_of_torchs_own(name, dtype, monkeypatch):
     ours = train_one_step(name, dtype)
     monkeypatch.setattr(res2net, "clipped_relu", hardtanh)
+    monkeypatch.setattr(res2net, "clipped_groups", hardtanh_groups)
+    monkeypatch.setattr(res2net, "join_clipped", join_hardtanh)
+    monkeypatch.setattr(eres2net, "_Weighted", Lerp)
     theirs = train_one_step(name, dtype)
     for key, expected in theirs.items():
         torch.testing.assert_close(ours[key], expected, **same_bits)
