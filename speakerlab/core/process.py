@@ -174,6 +174,7 @@ def map_in_processes(
     remaining = iter(items)
     # Not `pool.map`: it cancels its tasks, for which the executor prints a traceback after a kill.
     tasks: list[Future[list[Result]]] = []
+    other_children = set(multiprocessing.active_children())
     try:
         with hold_ctrl_c():
             while part := list(islice(remaining, chunk)):
@@ -182,7 +183,7 @@ def map_in_processes(
             yield from task.result()
     except BaseException:
         # Ctrl-C, or an error: end at once, not after all items.
-        for worker in multiprocessing.active_children():
+        for worker in set(multiprocessing.active_children()) - other_children:
             worker.kill()
         raise
     finally:
