@@ -5,6 +5,8 @@ SHELL := bash
 .PHONY: help setup test test-all test-oldest lint same-loss fuzz mini bench
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+# Hundreds of short commands are started: they read compiled modules.
+unexport PYTHONDONTWRITEBYTECODE
 with_python := export GOMP_SPINCOUNT=2000 && python=$$(python3 egs/common/environment.py test) && "$$python"
 
 help: ## list these targets

@@ -64,7 +64,11 @@ def rows_of(path: Path, case: str, *arguments: object) -> dict[str, dict]:
 
 @pytest.mark.parametrize(
     ("case", "toolkit"),
-    [("data", "3D-Speaker"), ("scoring", "WeSpeaker"), ("frontend", "SpeechBrain")],
+    [
+        ("data", "3D-Speaker"),
+        pytest.param("scoring", "WeSpeaker", marks=pytest.mark.slow),
+        pytest.param("frontend", "SpeechBrain", marks=pytest.mark.slow),
+    ],
 )
 def test_a_folder_that_is_not_a_peer_is_refused(tmp_path, case, toolkit):
     done = run(case, "--peer", tmp_path)

@@ -89,7 +89,16 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     return files
 
 
-@pytest.mark.parametrize("name", CASES)
+# The other cases have the same networks or front ends.
+USUAL_CASES = ("campplus", "eres2net_base", "ecapa512_wespeaker")
+OTHER_CASES = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in CASES
+    if name not in USUAL_CASES
+]
+
+
+@pytest.mark.parametrize("name", [*USUAL_CASES, *OTHER_CASES])
 def test_imported_model_equals_what_its_toolkit_gave(name: str, tmp_path: Path) -> None:
     if not SHARED.is_dir():
         pytest.skip("needs ../shared")

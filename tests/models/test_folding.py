@@ -53,7 +53,10 @@ def norms(model: nn.Module) -> int:
 
 cases = []
 for small_name in sorted(MODELS):
-    cases.append(pytest.param(small_name, SMALL[small_name], id=small_name))
+    # redimnet2 has the blocks of redimnet.
+    marks = [pytest.mark.slow] if small_name == "redimnet" else []
+    small_case = pytest.param(small_name, SMALL[small_name], id=small_name, marks=marks)
+    cases.append(small_case)
 for published_name, member in MEMBERS.items():
     case = pytest.param(
         member.model,

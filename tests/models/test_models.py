@@ -28,10 +28,11 @@ from speakerlab.models.redimnet2 import ReDimNet2
 every_model = pytest.mark.parametrize("name", names_of("model", MODELS))
 
 
-def over_members(*, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+def over_members(*, slow: tuple[str, ...] = ("redimnet",)) -> pytest.MarkDecorator:
     """(name, arguments, frames to test with) of models.
 
-    They are every model, small (the named are slow), and every published member (all are slow).
+    They are every model, small (the named are slow; redimnet2 has the blocks of redimnet), and
+    every published member (all are slow).
     """
     params = []
     if KIND == "model":

@@ -26,9 +26,6 @@ from torch import nn
 from speakerlab.checkpoints.architectures import to_our_name
 from speakerlab.models import MODELS
 
-# Parameters; from here on float64 takes seconds, so `make test` does half of it.
-LARGE = 10_000_000
-
 every_member = pytest.mark.parametrize("name", MEMBERS)
 
 
@@ -60,18 +57,15 @@ def filled(name: str) -> nn.Module:
 
 def cases():
     for name, member in MEMBERS.items():
-        # Another test reports members without stored figures.
-        is_stored = (PARITY / f"{name}.npz").exists()
-        is_large = is_stored and read_figures(name).num_parameters > LARGE
         dtypes = [torch.float64]
         # Members that overflow fp32 with such weights are tested in float64 only.
         if math.isfinite(member.fp32):
             dtypes.append(torch.float32)
         for dtype, frames in itertools.product(dtypes, FRAMES):
-            is_longest = frames == max(FRAMES)
-            too_long = dtype == torch.float64 and is_longest and is_large
+            # `make test` takes the exact type with the fewest frames, the fast one with the most.
+            is_usual = frames == (min if dtype == torch.float64 else max)(FRAMES)
             marks = []
-            if too_long or not member.smallest:
+            if not is_usual or not member.smallest:
                 marks.append(pytest.mark.slow)
             number = str(dtype).removeprefix("torch.")
             yield pytest.param(
