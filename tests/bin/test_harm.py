@@ -150,13 +150,9 @@ OF_MEMORY = ["runtime.micro_batch=4", "training.checkpoint_every_steps=5"]
 OUT_OF_MEMORY = r"step 7: out of memory on rank \d: CUDA out of memory"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "harm",
-    [
-        "full-back 1 7 1000",
-        slow("full 0 7 1000"),
-        slow("full 1 7 1000"),
-    ],
+    "harm", ["full-back 1 7 1000", "full 0 7 1000", "full 1 7 1000"]
 )
 def test_out_of_memory_ends_all_ranks_with_code_5_and_a_note(
     train_harmed, tmp_path, harm

@@ -143,6 +143,7 @@ def wait_for_both(
     return [run.returncode for run in runs]
 
 
+@pytest.mark.slow
 def test_two_hosts_equal_one_and_only_rank_0_writes(
     hosts, start, exp, copy, settings, run
 ):

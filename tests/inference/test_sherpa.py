@@ -83,7 +83,8 @@ def require_close(emb_D: np.ndarray, expected_D: np.ndarray, allowed: float) -> 
 @pytest.mark.parametrize(
     "model",
     [
-        CAMPPLUS,
+        XVECTOR,
+        pytest.param(CAMPPLUS, marks=pytest.mark.slow),
         pytest.param(ERES2NET, marks=pytest.mark.slow),
         pytest.param(RESNET34, marks=pytest.mark.slow),
     ],
