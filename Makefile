@@ -12,8 +12,8 @@ with_python := export GOMP_SPINCOUNT=2000 && python=$$(python3 egs/common/enviro
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-setup: ## make .venv with the requirements, this package and the development tools
-	@python3 egs/common/environment.py make
+setup: ## make .venv with requirements, this package and development tools (TORCH=cpu: without CUDA)
+	@python3 egs/common/environment.py make $(if $(TORCH),--torch $(TORCH))
 
 # Four processes also on fewer cores, because many tests wait for commands. The tests of a file share
 # what they trained, so they stay in one process. Without reordering, the longest tests do not come

@@ -2,9 +2,9 @@
 
     python benchmarks/checks.py --json FILE
 
-`check.doctor` is `speakerlab doctor`, `check.gpu` all tests that need a GPU (`pytest -m gpu`; none
-run on a CPU), `check.harm` tests that run anywhere: trainings with NaNs, without memory, killed
-and resumed, on a GPU if there is one.
+`check.doctor` is `speakerlab doctor`, `check.gpu` all tests that need a GPU (none run on a CPU),
+`check.harm` tests that run anywhere: trainings with NaNs, without memory, killed and resumed, on a
+GPU if there is one. The tests need pytest.
 """
 
 import argparse
@@ -21,7 +21,14 @@ from sides import ROOT, run_case, say, wants
 PEERS = QUICK = ()
 HARMED = "tests/bin/test_harm.py::test_"
 CHECKS = {
-    "gpu": ("-m", "gpu"),
+    # By name: other files import the development tools.
+    "gpu": (
+        "-m",
+        "gpu",
+        "tests/training/test_task.py",
+        "tests/training/test_update.py",
+        "tests/bench/test_profile.py",
+    ),
     "harm": (
         f"{HARMED}a_step_with_a_nan_is_skipped_whole",
         f"{HARMED}a_validation_that_is_not_finite_is_rolled_back",
@@ -66,6 +73,8 @@ def doctor(folder: Path, *, on_gpu: bool) -> int:
 def count_tests(test_arguments: Sequence[str], report: Path) -> int:
     """Run tests; return how many passed, and exit where one has failed."""
     command = [sys.executable, "-m", "pytest", f"--junit-xml={report}", *test_arguments]
+    # Without pytest-timeout, its mark would be refused.
+    command += ["--override-ini", "addopts=-q"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code:
         raise SystemExit(

@@ -1,17 +1,22 @@
-"""Check and measure a GPU, in four parts of at most nine minutes each, which also run alone.
+"""Check and measure a GPU, in five parts of at most nine minutes each, which also run alone.
 
     bash benchmarks/gpu.sh [--out DIR] [--part N ...] [--corpus DIR]
     bash benchmarks/gpu.sh --device cpu --quick         # a dry run of every row, in minutes
 
-1. `speakerlab doctor` and the tests that need a GPU (checks.py).
-2. Training and inference in each precision and with other kernels.
-3. Data path, training from files, waiting for data.
-4. Extraction, harmed trainings, EER after a training on the mini corpus and on --corpus.
+1. `speakerlab doctor`, the tests that need a GPU, and harmed trainings (checks.py).
+2. Training from files: speed, memory, waiting for data.
+3. Training and inference in each precision and with other kernels; extraction.
+4. EER after a training on the mini corpus and on --corpus.
+5. Data path: what needs no GPU.
 
-Out: DIR/part<N>.json in the format of suite.py, DIR/part<N>.log, and a table. Where a row fails,
+The packages of recipes are enough; what needs pytest, espeak-ng or recordings is left out, with a
+line, where they are missing.
+
+Out: DIR/part<N>.json in the format of suite.py, DIR/gpu.log, and a table. Where a row fails,
 another process measures the next ones; the file has the reason, and the exit status is 1. The same
-command continues: it keeps the rows that this commit has measured on this machine. To measure
-beside other toolkits, run the cases with --peer, or suite.py.
+command continues: it keeps the rows that this commit has measured on this machine. Without a
+repository, SPEAKERLAB_COMMIT names the commit. To measure beside other toolkits, run the cases with
+--peer, or suite.py.
 """
 
 import argparse
@@ -34,6 +39,7 @@ from suite import call_case
 
 from speakerlab.bench.stopwatch import number as format_number
 from speakerlab.core.atomic import write_json
+from speakerlab.training.devices import count_gpus
 
 PART_SECONDS = 540.0
 NO_TIME = "no time is left in this part; run the same command again"
@@ -66,7 +72,7 @@ def run_part(
         left.sort(key=lambda name: missing.get(name, NO_TIME) != NO_TIME)
         while left:
             seconds = PART_SECONDS - (time.monotonic() - began)
-            new_rows, reason = measure(step, left, seconds, options, path)
+            new_rows, reason = measure(step, left, seconds, options)
             rows |= new_rows
             left = [name for name in left if name not in rows]
             missing = {name: why for name, why in missing.items() if name not in rows}
@@ -103,7 +109,6 @@ def measure(
     names: Sequence[str],
     seconds: float,
     options: argparse.Namespace,
-    path: Path,
 ) -> tuple[Rows, str]:
     """Call a case for these rows; return the rows it gave, and why others are missing."""
     if options.quick:
@@ -113,7 +118,7 @@ def measure(
     else:
         limit = seconds
     arguments = [*case_arguments(step, options), "--rows", *names]
-    log_path = path.with_suffix(".log")
+    log_path = options.out / "gpu.log"
     with log_path.open("ab") as log:
         start = log.tell()
         case_rows, ending = call_case(step.case, arguments, seconds=limit, log=log)
@@ -142,6 +147,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parts = list(PARTS)
     add("--part", type=int, nargs="+", default=parts, choices=parts, metavar="N")
     add("--corpus", type=Path, metavar="DIR", help="recorded speech for learning.py")
+    work = ROOT / "exp/gpu_work"
+    add("--work", type=Path, default=work, metavar="DIR", help="(exp/gpu_work)")
     add("--device", default="cuda")
     add("--quick", action="store_true", help="small inputs, whose rows mean nothing")
     options = parser.parse_args(arguments)
@@ -159,13 +166,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def check_machine(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the facts of a run; raise ValueError if this torch cannot use the GPU."""
+    if options.on_gpu:
+        count_gpus()
+    return facts_of(options)
+
+
 def main() -> int:
     options = parse(None)
     if options.quick:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling takes minutes
     # In another process: what this one held of the GPU would be counted as memory in use.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        facts = pool.submit(facts_of, options).result()
+        try:
+            facts = pool.submit(check_machine, options).result()
+        except ValueError as error:
+            raise SystemExit(f"gpu.sh: {error}") from None
+    if facts["commit"] == "unknown":
+        say("commit: unknown; to name it in the results, set SPEAKERLAB_COMMIT")
     return run_parts(options, facts)
 
 

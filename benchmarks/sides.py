@@ -6,9 +6,9 @@ which yields rows; and it ends with a call of `run_case`. It imports our package
 in a peer's process `speakerlab` may be the peer's package.
 
 A side is started as `python benchmarks/sides.py CASE SIDE OPTIONS` with the tree to import from,
-ours or a checkout, in PYTHONPATH. Each line of JSON on its stdin, {"do": METHOD, ...}, calls a
-method of the class and is answered by a line with the result. Sides take turns, A B A B, so that a
-slow spell of the machine meets both; the other one sleeps on its pipe.
+ours or a checkout, first in PYTHONPATH. Each line of JSON on its stdin, {"do": METHOD, ...}, calls
+a method of the class and is answered by a line with the result. Sides take turns, A B A B, so that
+a slow spell of the machine meets both; the other one sleeps on its pipe.
 """
 
 import argparse
@@ -162,9 +162,12 @@ def close_sides(sides: Iterable[Process]) -> None:
 
 def environment(root: Path, threads: int | None) -> dict[str, str]:
     """Return the environment of a script that imports from the tree at `root`."""
+    # Packages may be in folders of PYTHONPATH; ours would hide a peer's.
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder not in ("", str(ROOT))]
     # Waiting threads must not spin on the cores of the side whose turn it is.
     variables = {
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join([str(root), *others]),
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
     }
     if threads:
@@ -190,8 +193,9 @@ def serve(case: str, name: str, options: str) -> None:
 
 
 def import_peer(name: str) -> Any:
-    """Import a module of the tree in PYTHONPATH, even if another of its name is installed."""
-    root = Path(os.environ["PYTHONPATH"]).resolve()
+    """Import a module of the tree first in PYTHONPATH, even if another of its name is installed."""
+    tree, _, _ = os.environ["PYTHONPATH"].partition(os.pathsep)
+    root = Path(tree).resolve()
     top = name.partition(".")[0]
     has_init = (root / top / "__init__.py").exists()
     for package in BARE[top] if has_init else [top, *BARE[top]]:

@@ -48,7 +48,11 @@ UNLISTED_COMMANDS = ("launch",)
 
 def main() -> None:
     """Run the command that the first argument names."""
-    arguments = sys.argv[1:]
+    run(run_command, sys.argv[1:])
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run a command, or print the help; raise ValueError if there is no such command."""
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(help_text())
         return
@@ -58,16 +62,12 @@ def main() -> None:
         return
     if command not in COMMANDS and command not in UNLISTED_COMMANDS:
         hint = nearest(command, COMMANDS, otherwise="see --help")
-        sys.stderr.write(f"speakerlab: unknown command '{command}'{hint}\n")
-        sys.exit(1)  # noqa: TID251
+        raise ValueError(f"speakerlab: unknown command '{command}'{hint}")
 
     limit_spinning()
-
-    # Imported inside `run`, which turns a missing package into one line.
-    def import_and_call(options: Sequence[str]) -> None:
-        importlib.import_module(module_of(command)).main(options)
-
-    run(import_and_call, arguments[1:])
+    # Imported here, so that `run` turns a missing package into one line.
+    module = importlib.import_module(module_of(command))
+    module.main(arguments[1:])
 
 
 def help_text() -> str:

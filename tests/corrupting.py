@@ -86,7 +86,8 @@ NAMES: dict[str, tuple[bytes, Fate]] = {
     "not UTF-8": (b"\xff\xfe\xe4", "rejected"),
     "half a character": (b"\xed\xa0\x80", "rejected"),
     "pipe at the end": (f"{RUN} |".encode(), "kept"),
-    "dots": (b"....", "kept"),
+    # Not at the start, which hides a file.
+    "dots": (b"a....", "kept"),
     # cut to the length that a file system takes
     "long": (b"n" * 255, "kept"),
     "long Chinese": ("长".encode() * 77, "kept"),

@@ -3,9 +3,11 @@
     python3 egs/common/environment.py run     # a Python with all requirements
     python3 egs/common/environment.py test    # also with the development tools
     python3 egs/common/environment.py make    # make or complete .venv for development
+    python3 egs/common/environment.py make --torch cpu       # without CUDA: 1 GB instead of 5
 
 The active Python (`python3` of PATH) is used if it has the requirements, else .venv, else .venv is
-made. Messages go to stderr, so that a shell can read the path:
+made, with the build of PyTorch for this machine's NVIDIA GPUs and driver. Messages go to stderr, so
+that a shell can read the path:
 
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     python=$(python3 "$root/egs/common/environment.py" run)
@@ -29,6 +31,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 THIS_FILE = str(Path(__file__).resolve())
@@ -47,6 +50,33 @@ TESTED_MODULES = (
     "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr"
     " matplotlib jinja2 tqdm"
 )
+
+
+class Build(NamedTuple):
+    """A build of the torch in requirements.txt, the cards that it has kernels for, its needs."""
+
+    name: str  # of its index at download.pytorch.org; "" for pip's own index
+    # Capabilities: the oldest, and the first that is too new.
+    cards: "tuple[float, float]"
+    driver: int  # the oldest of NVIDIA's drivers that runs it
+    size: str
+
+
+# Best first: another build is only taken for cards that the one before has no kernels for, or for
+# an older driver. Cards: github.com/pytorch/pytorch/blob/main/RELEASE.md, for release 2.11 on x86
+# (CUDA 12.6: 5.0 to 9.0; 12.8 and 13.0: 7.5 to 12.0). Drivers:
+# docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html.
+CUDA_SIZE = "download 3 GB, disk 5 GB"
+BUILDS = [
+    Build("", (7.5, 13.0), 580, CUDA_SIZE),
+    Build("cu126", (5.0, 10.0), 525, CUDA_SIZE),
+    Build("cu128", (7.5, 13.0), 525, CUDA_SIZE),
+]
+CPU_BUILD = Build("cpu", (0.0, 0.0), 0, "download 0.4 GB, disk 1 GB")
+PYTORCH_INDEX = "https://download.pytorch.org/whl/"
+PIP_INDICES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+NVIDIA_SMI_SECONDS = 60
+INSTALL = "docs/install.md"
 
 # Interpreters that may make .venv, best first. The newest comes late, as packages support it late.
 BASES = [
@@ -76,22 +106,34 @@ def main() -> None:
         action="store_true",
         help="only check the Python that runs this file",
     )
+    parser.add_argument(
+        "--torch",
+        choices=["auto", "cpu"],
+        default="auto",
+        help=(
+            "build of PyTorch in a new environment; auto: for the GPUs and the driver"
+            " of this machine; cpu: without CUDA, 1 GB instead of 5"
+        ),
+    )
     options = parser.parse_args()
     purpose = "run" if options.command == "run" else "test"
 
     if options.check:
         check_this_python(purpose)
     elif options.command == "make":
-        make_venv(purpose)
+        make_venv(purpose, options.torch)
     else:
-        print(find_python(purpose))
+        print(find_python(purpose, options.torch))
 
 
 # Finding an environment
 
 
-def find_python(purpose: str) -> str:
-    """Return the path of a Python with all requirements; make .venv if there is none."""
+def find_python(purpose: str, torch: str) -> str:
+    """Return the path of a Python with all requirements; make .venv if there is none.
+
+    torch: `auto` or `cpu`, the build of PyTorch for a new .venv.
+    """
     active = shutil.which("python3") or shutil.which("python")
     if active is not None:
         python = check_python(active, purpose)
@@ -106,7 +148,7 @@ def find_python(purpose: str) -> str:
             report(f"using {VENV}")
             return python
 
-    return make_venv(purpose)
+    return make_venv(purpose, torch)
 
 
 def check_python(python: str, purpose: str) -> "str | None":
@@ -153,12 +195,6 @@ def check_this_python(purpose: str) -> None:
         for name, oldest in re.findall(r'"([\w-]+)[>=]=([0-9.]+)', packages):
             require(name, oldest, installed_version(name))
 
-    # torchaudio of another release may fit torch or not; only its import shows it.
-    torch = numbers(installed_version("torch"))
-    torchaudio = numbers(installed_version("torchaudio"))
-    if torch[:2] != torchaudio[:2]:
-        importlib.import_module("torchaudio")
-
     if purpose == "test":
         for module in TESTED_MODULES.split():
             importlib.import_module(module)
@@ -187,10 +223,108 @@ def numbers(version: str) -> "list[int]":
     return [int(number) for number in text.split(".")]
 
 
+# The build of PyTorch for this machine
+
+
+class Gpu(NamedTuple):
+    """A GPU as nvidia-smi reports it."""
+
+    name: str
+    capability: float  # 7.0 for sm_70; 0 if the driver is too old to know it
+    driver: int  # 535 for 535.104.05
+
+
+def choose_build(torch: str) -> Build:
+    """Return the build of torch with kernels for most GPUs of this machine, and report why.
+
+    torch: `auto`, or `cpu` for the build without CUDA.
+    """
+    gpus = find_gpus()
+    if torch == "cpu":
+        for gpu in gpus[:1]:
+            report(f"--torch cpu: {gpu.name} will not be used")
+        return CPU_BUILD
+    # The user has chosen a build by the settings of pip, with PyTorch's index or a mirror of it.
+    if any("/whl/" in os.environ.get(name, "") for name in PIP_INDICES):
+        return BUILDS[0]
+    if not gpus:
+        report(
+            "no NVIDIA GPU found; --torch cpu takes PyTorch without CUDA:"
+            f" {CPU_BUILD.size}"
+        )
+        return BUILDS[0]
+
+    driver = gpus[0].driver
+    builds = [build for build in BUILDS if build.driver <= driver] or BUILDS[1:2]
+    # `max` returns the first of several.
+    chosen = max(builds, key=lambda build: sum(runs_on(build, gpu) for gpu in gpus))
+    if chosen.driver > driver:
+        report(
+            f"NVIDIA driver {driver} is too old for any build of this PyTorch: update"
+            f" it to {chosen.driver} or newer, or use --torch cpu"
+        )
+    for gpu in gpus:
+        if not runs_on(chosen, gpu):
+            report(f"{gpu.name}: this PyTorch has no kernels for it (see {INSTALL})")
+    if chosen.name:
+        version = chosen.name.replace("cu12", "CUDA 12.")
+        cards = sorted({gpu.name for gpu in gpus})
+        report(f"PyTorch for {version}, for {', '.join(cards)}, driver {driver}")
+    return chosen
+
+
+def runs_on(build: Build, gpu: Gpu) -> bool:
+    """Return whether a build has kernels for a card."""
+    oldest, too_new = build.cards
+    # For a card of unknown capability, the driver alone decides.
+    return gpu.capability == 0 or oldest <= gpu.capability < too_new
+
+
+def find_gpus() -> "list[Gpu]":
+    """Return the GPUs that nvidia-smi reports; none if it is missing or fails."""
+    names = ask_nvidia_smi("name", "(.+)")
+    drivers = ask_nvidia_smi("driver_version", r"\b(\d{3,})\.\d")
+    # Drivers before 510 do not know this field.
+    capabilities = ask_nvidia_smi("compute_cap", r"\b(\d{1,2}\.\d)\b")
+    gpus = []
+    for index, driver in enumerate(drivers):
+        capability = capabilities[index] if index < len(capabilities) else "0"
+        name = names[index] if index < len(names) else "GPU"
+        gpus.append(Gpu(name, float(capability), int(driver)))
+    return gpus
+
+
+def ask_nvidia_smi(field: str, pattern: str) -> "list[str]":
+    """Return a field of each GPU, the part that matches in each line; none if nvidia-smi fails."""
+    try:
+        query = subprocess.run(  # noqa: UP022 - Python 3.6 has no capture_output
+            ["nvidia-smi", "--query-gpu=" + field, "--format=csv,noheader"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=NVIDIA_SMI_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if query.returncode != 0:
+        return []
+    return re.findall(pattern, os.fsdecode(query.stdout))
+
+
+def torch_requirement(build: Build) -> "list[str]":
+    """Return pip's options for a build of the torch in requirements.txt."""
+    if not build.name:
+        return []
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r"^torch==[0-9.]+", text, re.MULTILINE)
+    # Without the name of the build, pip would keep another build that is installed.
+    index = PYTORCH_INDEX + build.name
+    return [f"{pinned}+{build.name}", "--extra-index-url", index]
+
+
 # Making .venv
 
 
-def make_venv(purpose: str) -> str:
+def make_venv(purpose: str, torch: str) -> str:
     """Make or complete .venv, with this package, and return the path of its Python."""
     base = find_base()
     with lock_venv() as has_waited:
@@ -199,12 +333,13 @@ def make_venv(purpose: str) -> str:
             if python is not None:
                 return python
 
+        build = choose_build(torch)
         report(
             "installing PyTorch, the rest of requirements.txt and speakerlab into"
-            f" {VENV}: download 3 GB, disk 5 GB, some minutes without output"
+            f" {VENV}: {build.size}, some minutes without output"
         )
         create_venv(base)
-        install_packages(purpose)
+        install_packages(purpose, build)
         python = check_python(VENV_PYTHON, purpose)
         if python is None:
             sys.exit(f"env: {VENV} is incomplete; remove it and try again")
@@ -247,11 +382,12 @@ def create_venv(base: str) -> None:
         sys.exit(f"env: {VENV} has no pip; {remedy}")
 
 
-def install_packages(purpose: str) -> None:
-    """Install the pinned requirements and this package into .venv."""
+def install_packages(purpose: str, build: Build) -> None:
+    """Install the pinned requirements, with this build of torch, and this package into .venv."""
     package = f"{ROOT}[dev]" if purpose == "test" else str(ROOT)
     requirements = str(ROOT / "requirements.txt")
     options = ["-q", "--disable-pip-version-check", "-r", requirements, "-e", package]
+    options += torch_requirement(build)
     pip = subprocess.Popen(
         [VENV_PYTHON, "-m", "pip", "install", *options], stdout=sys.stderr
     )

@@ -15,10 +15,11 @@ node_rank=      # 0-4095: number of this host, from 0
 rdzv=           # HOST:PORT: address of node rank 0
 wait_minutes=10 # 0-100000: stage 5 on node rank 0 fails if other hosts finish nothing for so long
 job=            # I/N: run part I of N of stage 2 or 5; the jobs may run on any hosts
+torch=auto      # auto|cpu: PyTorch of a new environment; cpu: without CUDA, 1 GB instead of 5
 plugins=        # DIR: modules of parts that --set names module:Class
 die() { printf '%s\n' "$*" >&2 || true && exit 1; }
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || die "run.sh: needs bash 4.4 or newer, not $BASH_VERSION"
-find_python() { [[ -n $python ]] || python=$(python3 "$root/egs/common/environment.py" run) || exit 1; }
+find_python() { [[ -n $python ]] || python=$(python3 "$root/egs/common/environment.py" run --torch "$torch") || exit 1; }
 say() { printf '%s%s\n' "$([[ $dry_run == false ]] || echo '# ')" "$*"; } # a comment in a dry run
 
 parse_options() { # FILE OPTION...: set the options that are declared above and in FILE
@@ -27,7 +28,8 @@ parse_options() { # FILE OPTION...: set the options that are declared above and 
   while shift && (($#)); do
     option=${1%%=*} name=${1#--} name=${name%%=*} name=${name//-/_} kind=''
     if [[ $option == --help ]]; then
-      sed -E ':a; s/^([a-z-]*)_/\1-/; ta; s/^/  --/' <<<"$lines" && exit
+      sed -E ':a; s/^([a-z-]*)_/\1-/; ta; s/^/  --/' <<<"$lines"
+      exit # with the code of sed, which a closed pipe ends
     fi
     if [[ $option =~ ^--[a-z-]+$ ]]; then kind=$(sed -nE "s/^$name=.* # ([^ ]+): .*/\1/p" <<<"$lines"); fi
     if [[ -z $kind ]]; then

@@ -1,19 +1,23 @@
 """Prepare your own recordings: one folder per speaker, in any common format.
 
 --corpus DIR holds DIR/SPEAKER/**/*.{wav,flac,mp3,ogg,m4a,...}. --data DIR gets `train/` and `test/`
-with trials; files other than 16 kHz wav or flac are converted into `wav/`. A corpus too small to
-train on becomes `train/` alone, and the file `calibration_only` holds the reason.
+with trials; files other than 16 kHz wav or flac are converted into `wav/`. Recordings that teach
+nothing about a speaker (see unfit.py) are left out. A corpus too small to train on becomes `train/`
+alone, and the file `calibration_only` holds the reason.
 """
 
+import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.corpus.convert_audio import CONVERTED_ENDINGS, convert_all
+from egs.common.corpus.convert_audio import SAMPLE_RATE, convert_all
 from egs.common.corpus.prepare import (
     LeftOut,
     id_fault,
@@ -26,9 +30,12 @@ from egs.common.corpus.prepare import (
     write_set,
 )
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
+from egs.own.unfit import Facts, examine_all, find_unfit
+from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
+from speakerlab.data import audio, convert
 from speakerlab.data.arrays import stable_hash
-from speakerlab.data.audio import ENDINGS
+from speakerlab.data.convert import read_wave
 from speakerlab.data.tables import Trial, one_line
 
 HERE = Path(__file__).resolve().parent
@@ -41,22 +48,25 @@ MARKER = "calibration_only"
 def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
     """Return (utterance -> file, utterance -> speaker, files left out).
 
-    The speaker is the first folder below `corpus`.
+    The speaker is the first folder below `corpus`. An id has the ending of its file only if files
+    of one folder differ in nothing else.
     """
     faults = Faults()
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
     folders: dict[str, str] = {}  # speaker -> the folder's name
-    paths, left_out = walk(corpus, (*ENDINGS, *CONVERTED_ENDINGS))
+    paths, left_out = walk(corpus, audio.ALL_ENDINGS)
+    num_with_stem = Counter(path.with_suffix("") for path in paths)
     for path in paths:
         parts = path.relative_to(corpus).parts
-        name, speaker = (
-            make_id("/".join(parts).removesuffix(path.suffix)),
-            make_id(parts[0]),
-        )
+        is_alone = num_with_stem[path.with_suffix("")] == 1
+        relative = "/".join(parts)
+        name = make_id(relative.removesuffix(path.suffix) if is_alone else relative)
+        speaker = make_id(parts[0])
         first = folders.setdefault(speaker, parts[0])
+        fault = id_fault(name, path, wavs)
         if len(parts) == 1:
-            text = f"{path}: not in the folder of a speaker; move it into one"
+            text = f"{one_line(path)}: not in the folder of a speaker; move it into one"
             faults.add("recordings without a speaker", text)
         elif first != parts[0]:
             line = (
@@ -64,10 +74,11 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
                 f" {one_line(first)}"
             )
             left_out[path] = f"{line}; rename one of the folders"
-        elif fault := id_fault(name, path, wavs):
+        elif fault:
             left_out[path] = fault
         else:
-            wavs[name], speakers[name] = path, speaker
+            wavs[name] = path
+            speakers[name] = speaker
     faults.raise_if_any(f"{corpus}: files outside the folders of speakers")
     return wavs, speakers, left_out
 
@@ -114,10 +125,31 @@ def prepare(
 ) -> None:
     """Write the data directories."""
     paths, speakers, left_out = find_recordings(corpus)
-    wavs, broken = convert_all(paths, data / "wav", num_jobs=num_jobs)
+    num_unnamed = len(left_out)
+    with without_warnings(convert.log):
+        wavs, broken = convert_all(paths, data / "wav", num_jobs=num_jobs)
+    facts_of = examine_recordings(paths, broken, num_jobs=num_jobs)
+    take_channels(paths, wavs, facts_of, data / "wav/channels")
+    unfit = find_unfit(facts_of, sources=paths, speakers=speakers)
     left_out |= broken
-    refuse_nothing(corpus, wavs, left_out, wanted="SPEAKER/*.wav")
+    not_used = {paths[name]: fault for name, fault in unfit.reasons.items()}
+    used = facts_of.keys() - unfit.reasons.keys()
+    wavs = {name: path for name, path in wavs.items() if name in used}
     speakers = {name: speakers[name] for name in wavs}
+    refuse_nothing(corpus, wavs, left_out | not_used, wanted="SPEAKER/*.wav")
+
+    counts = {"with bad names": num_unnamed, "broken": len(broken)}
+    counts |= unfit.num_of_kind
+    num_files = len(paths) + num_unnamed
+    report_left_out(counts, num_files, corpus, listed=data / "train/rejected.tsv")
+    if unfit.are_all_copies:
+        print(
+            f"{one_line(corpus)}: every recording is a copy of another, and all are kept;"
+            " no model can learn from them, check the corpus"
+        )
+    report_doubts({name: facts_of[name] for name in wavs}, corpus)
+    report_converted(paths, wavs, data / "wav")
+
     reason = reason_not_to_train(speakers)
     test = set() if reason else choose_test_speakers(speakers)
     for name in ("test", MARKER):  # of an earlier corpus
@@ -136,18 +168,127 @@ def prepare(
                 {"trials": make_trials(owners, seed=seed)} if name == "test" else None
             )
             rows = {row: wavs[row] for row in owners}
-            not_used = left_out if name == "train" else None
+            is_training = name == "train"
             write_set(
                 data / name,
                 wavs=rows,
                 speakers=owners,
                 trials=trials,
-                left_out=not_used,
+                left_out=left_out if is_training else None,
+                not_used=not_used if is_training else None,
             )
     if reason:
         (data / MARKER).write_text(f"{reason}\n", encoding="utf-8")
         print(reason)
     write_noise_and_rooms(data, noise=noise, rirs=rirs)
+
+
+@contextmanager
+def without_warnings(log: logging.Logger) -> Iterator[None]:
+    """Leave out warnings about single recordings, which `report_doubts` counts."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def examine_recordings(
+    paths: Mapping[str, Path], broken: LeftOut, *, num_jobs: int
+) -> dict[str, Facts]:
+    """Return utterance -> facts, without broken recordings, which are added to `broken`.
+
+    A recording that could not be converted because it is silent or short is not broken: it is
+    removed from `broken`.
+    """
+    # The sources, because converting smooths clipped peaks and takes one channel.
+    facts_of, unreadable = examine_all(paths, num_jobs=num_jobs)
+    for name, fault in unreadable.items():
+        broken.setdefault(paths[name], fault)
+    for name, facts in list(facts_of.items()):
+        path = paths[name]
+        if path in broken and (facts.fault or facts.channel):
+            del broken[path]
+        elif path in broken:
+            del facts_of[name]
+    return facts_of
+
+
+def take_channels(
+    paths: Mapping[str, Path],
+    wavs: dict[str, Path],
+    facts_of: Mapping[str, Facts],
+    folder: Path,
+) -> None:
+    """Write the first channel with sound of recordings whose first channel is silent; to `wavs`."""
+    repaired: list[str] = []
+    for name, facts in facts_of.items():
+        if facts.fault or not facts.channel:
+            continue
+        wave_S = read_wave(
+            paths[name],
+            sample_rate=SAMPLE_RATE,
+            channels=facts.channel + 1,
+            check_levels=False,
+        )
+        target = folder / f"{stable_hash(name):016x}.flac"
+        with replacing(target) as fresh:
+            int16_S = audio.to_int16(wave_S)
+            fresh.write_bytes(audio.encode(int16_S, SAMPLE_RATE, "FLAC"))
+        wavs[name] = target
+        repaired.append(name)
+    if repaired:
+        print(
+            f"{folder}: {len(repaired)} recordings whose first channel is silent, such as"
+            f" {repaired[0]}: the next channel is used"
+        )
+
+
+def report_left_out(
+    counts: Mapping[str, int], num_files: int, corpus: Path, *, listed: Path
+) -> None:
+    """Print one line about the files that are left out, by kind; none if there are none."""
+    total = sum(counts.values())
+    if not total:
+        return
+    kinds = [f"{count} {kind}" for kind, count in counts.items() if count]
+    text = f"{total} of {num_files} recordings left out: {', '.join(kinds)}"
+    print(f"{one_line(corpus)}: {text}; listed in {listed}")
+
+
+def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:
+    """Print a line about used recordings with several voices, and one about other sounds."""
+    differing = [name for name, facts in facts_of.items() if facts.differs]
+    doubts = {name: facts.doubt for name, facts in facts_of.items() if facts.doubt}
+    where = one_line(corpus)
+    if differing:
+        print(
+            f"{where}: {len(differing)} recordings have channels that differ, such as"
+            f" {differing[0]}: only one of them is used"
+        )
+    if doubts:
+        first = next(iter(doubts))
+        print(
+            f"{where}: {len(doubts)} recordings may be no speech, such as {first}:"
+            f" {doubts[first]}"
+        )
+
+
+def report_converted(
+    sources: Mapping[str, Path], wavs: Mapping[str, Path], folder: Path
+) -> None:
+    """Print one line about the files that were converted, by ending; none if there are none."""
+    endings: Counter[str] = Counter()
+    for name, path in wavs.items():
+        # A channel that was taken from a file has its own line.
+        if path != sources[name] and path.parent.name != "channels":
+            ending = sources[name].suffix.lower()
+            endings[ending] += 1
+    if endings:
+        kinds = [f"{count} {ending}" for ending, count in endings.most_common()]
+        text = f"{endings.total()} recordings converted to 16 kHz, one channel"
+        print(f"{folder}: {text}: {', '.join(kinds)}")
 
 
 def ask_for_corpus() -> None:

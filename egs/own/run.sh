@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Your recordings, one folder per speaker: fine-tunes a trained model (--init), or trains one.
 #   bash egs/own/run.sh --corpus DIR --init MODEL
+#   bash egs/own/run_folds.sh --corpus DIR --init MODEL                   # 5 to 20 speakers
 #   bash egs/own/run.sh --corpus DIR --stage 3 --stop-stage 3 --dry-run   # print the command
 # Read whole before it runs, so that you may edit it meanwhile.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
@@ -19,6 +20,7 @@ corpus=             # DIR: your recordings, DIR/SPEAKER/*.wav or other formats
 noise=              # DIR|none|auto: noise for augmentation (default: none, or what stage 1 was given)
 rirs=               # DIR|none|auto: room impulse responses (default: none, or what stage 1 was given)
 data=$recipe/data   # DIR: the data directories
+allow_rejected=0.05 # SHARE: share of the recordings of a set that may be broken, in stages 1 and 2
 exp=                # DIR: the experiment (default: exp/MODEL_sSEED; with --init exp/NAME_own_data_sSEED); stage 4 writes DIR-lm
 features=wave       # wave|fbank: what stage 2 packs; fbank trains faster, without audio augmentation
 codec=pcm           # pcm|flac: of packed audio; flac takes two thirds of the disk
@@ -61,15 +63,15 @@ if stage 1 'data directories'; then
   run python "$recipe/prepare.py" "${sources[@]}" --data "$data"
   sets=("$data/train" "$data/test")
   if [[ -f $too_few ]]; then sets=("$data/train"); fi
-  run speakerlab check "${sets[@]}" "${banks[@]}" --sample-rate "$rate" --allow-rejected 0.05
+  run speakerlab check "${sets[@]}" "${banks[@]}" --sample-rate "$rate" --allow-rejected "$allow_rejected"
 fi
 
 if stage 2 'decode and pack audio'; then
-  run speakerlab pack "$data/train" "${stored[@]}" --sample-rate "$rate" --allow-rejected 0.05 \
+  run speakerlab pack "$data/train" "${stored[@]}" --sample-rate "$rate" --allow-rejected "$allow_rejected" \
     ${job:+--job "$job"}
   if [[ ! -f $too_few ]]; then banks+=("$data/test"); fi
   if ((${#banks[@]})); then
-    run speakerlab check "${banks[@]}" --sample-rate "$rate" --decode --allow-rejected 0.05
+    run speakerlab check "${banks[@]}" --sample-rate "$rate" --decode --allow-rejected "$allow_rejected"
   fi
 fi
 
@@ -79,6 +81,7 @@ if [[ -f $too_few ]]; then
     run speakerlab calibrate --model "$init" --data "$data/train" --out "$exp"
   fi
   say "stages 4 to 6: skipped, $(<"$too_few")"
+  say 'to fine-tune on 5 speakers or more, with cross-validation: bash egs/own/run_folds.sh'
   exit
 fi
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from egs.common.corpus.prepare import LeftOut, walk
+from speakerlab.core.leftovers import is_leftover
 from speakerlab.data.audio import ENDINGS
 from speakerlab.data.tables import one_line
 
@@ -56,10 +57,12 @@ def part_of(speaker: str) -> str:
 
 
 def find_roots(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yield folders that hold folders of speakers; names with a dot are still being unpacked."""
+    """Yield folders that hold folders of speakers; hidden folders are still being unpacked."""
     with os.scandir(folder) as entries:
         names = sorted(
-            e.name for e in entries if e.is_dir() and not e.name.startswith(".")
+            entry.name
+            for entry in entries
+            if entry.is_dir() and not is_leftover(entry.name)
         )
     if any(SPEAKER.fullmatch(name) for name in names):
         yield folder

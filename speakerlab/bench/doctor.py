@@ -36,7 +36,13 @@ from speakerlab.experiments.planning import (
     footprint,
 )
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
-from speakerlab.training.devices import check_format, count_gpus, describe_gpus
+from speakerlab.training.devices import (
+    check_driver,
+    check_format,
+    check_kernels,
+    count_gpus,
+    describe_gpus,
+)
 from speakerlab.training.precision import card_of, resolve_precision
 
 WRITTEN_BYTES = 32 << 20
@@ -52,6 +58,9 @@ FILES = 256  # open files of a rank besides its batches
 GUESSED_SPEAKERS = 10_000
 FREE_SHARE = 0.9  # share of a card's memory that should be free
 TORCHRUN_LOG = r"[EWI]\d{4} \d\d:\d\d"  # start of the lines of torchrun's log
+# From this release on, torchaudio runs with this torch and later ones; before, only with its own
+# (docs.pytorch.org/audio/2.11.0/installation.html).
+TORCHAUDIO_OF_LATER_TORCH = (2, 11)
 LIMIT_SECONDS = 60.0  # includes the start of Python and torch
 
 
@@ -98,27 +107,48 @@ def graded(
 
 
 def software(_: Plan) -> Iterator[Line]:
-    """Check that torchaudio matches torch; report versions and the commit."""
-    text = (
-        f"versions: Python {platform.python_version()}, torch {torch.__version__},"
-        " torchaudio "
-    )
-    fix = "install torch and torchaudio of one version"
+    """Check that an installed torchaudio fits torch; report versions and the commit."""
+    text = f"versions: Python {platform.python_version()}, torch {torch.__version__}"
+    torch_release = release(torch.__version__)
+    major, minor = torch_release
+    # speakerlab itself does not import it, but other programs in the environment do.
+    fix = f'pip install "torchaudio=={major}.{minor}.*"'
+    if torch_release >= TORCHAUDIO_OF_LATER_TORCH:
+        fix = "pip install --upgrade torchaudio"
     try:
         import torchaudio
 
-        torch_minor = torch.__version__.split(".")[:2]
-        torchaudio_minor = torchaudio.__version__.split(".")[:2]
         yield graded(
-            text + torchaudio.__version__,
-            warn=torch_minor != torchaudio_minor,
-            fix=fix,
+            f"{text}, torchaudio {torchaudio.__version__}",
+            warn=not fits(release(torchaudio.__version__), torch_release),
+            fix=f"they do not fit: {fix}",
         )
-    except (ImportError, OSError) as error:  # OSError: a library for another torch
-        yield graded(f"{text}cannot be imported ({error})", fail=True, fix=fix)
+    except ModuleNotFoundError:
+        yield Line("ok", text)
+    except (ImportError, OSError, RuntimeError) as error:
+        # OSError: a library for another torch; RuntimeError: one for another CUDA.
+        reason = " ".join(str(error).split())
+        yield graded(
+            f"{text}, torchaudio cannot be imported ({reason})",
+            warn=True,
+            fix=f"{fix}, or uninstall it",
+        )
     commit = provenance.commit()
     source = "not in git" if commit == "unknown" else f"commit {commit}"
     yield Line("ok", f"source: {source}")
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return (2, 11) for a version such as 2.11.0+cu130 or 2.11.0a0+git123."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def fits(torchaudio: tuple[int, int], torch_release: tuple[int, int]) -> bool:
+    """Return whether a release of torchaudio runs with a release of torch."""
+    if min(torchaudio, torch_release) >= TORCHAUDIO_OF_LATER_TORCH:
+        return True
+    return torchaudio == torch_release
 
 
 def processors(plan: Plan) -> Iterator[Line]:
@@ -295,8 +325,19 @@ def check_devices(plan: Plan) -> Iterator[Line]:
     if torch.version.hip:
         yield Line("ok", f"ROCm: {torch.version.hip}, {count} GPUs")
     else:
-        yield driver(count, provenance.driver())
-    yield from map(gpu, range(count))
+        line = driver(count, provenance.driver())
+        yield line
+        if line.level == "fail":
+            return
+    is_usable = True
+    for index in range(count):
+        line = gpu(index)
+        yield line
+        # A card that was not requested may be too old.
+        is_used = index < max(1, plan.gpus, plan.ranks)
+        is_usable = is_usable and not (is_used and line.level == "fail")
+    if not is_usable:
+        return
     if plan.gpus > count:
         yield graded(
             f"--gpus: {plan.gpus} requested, {describe_gpus()}",
@@ -326,6 +367,10 @@ def driver(num_gpus: int, version: str | None) -> Line:
         f" {target}"
     )
     if num_gpus:
+        try:
+            check_driver()
+        except ValueError as error:
+            return Line("fail", f"driver: NVIDIA {version or '?'}; {error}")
         return Line("ok", text)
 
     # There is a driver, but no GPU that torch can use.
@@ -347,9 +392,13 @@ def gpu(index: int) -> Line:
     """Report one card, its free memory, and the precision chosen by `auto`."""
     device = torch.device("cuda", index)
     try:
+        check_kernels(index)
+    except ValueError as error:
+        return Line("fail", str(error))
+    try:
         free, total = torch.cuda.mem_get_info(device)
         precision = resolve_precision("auto", device, [card_of(device)])
-        # Fails if torch was built without kernels for this capability.
+        # A computation, which also tests the card.
         torch.ones(1, device=device).sum().item()
     except RuntimeError as error:
         text = f"GPU {index}: cannot be used ({str(error).splitlines()[0]})"

@@ -20,14 +20,17 @@ from speakerlab.checkpoints.model_files import (
     read_tuning,
 )
 from speakerlab.core import done
-from speakerlab.core.atomic import check_writable, replacing_folder, write_json
+from speakerlab.core.atomic import alone, check_writable, replacing_folder, write_json
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import read_rttm, read_uem
 
 log = logging.getLogger(__name__)
-RECORD = ".tuning"  # in the model folder: the inputs of its clustering
+# In the model folder: the inputs of its clustering, and of its calibration.
+RECORD = ".tuning"
+CALIBRATION_RECORD = ".calibration"
+COPY_LOCK = ".copy.lock"  # in the experiment of --out
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -101,6 +104,17 @@ def learn_calibration(args: Namespace) -> None:
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
 
+    inputs = {"data": args.data.absolute(), "sha256": manifest.sha256()}
+    record = folder / CALIBRATION_RECORD
+    # An experiment of a recipe is of one corpus.
+    before = done.read_record(record)
+    if before.get("sha256", inputs["sha256"]) != inputs["sha256"] and not args.force:
+        raise ValueError(
+            f"{folder}: its threshold was learned from other recordings, of"
+            f" {before['data']}; use another --out (run.sh: --exp), or --force to"
+            " replace it"
+        )
+
     validation = PairValidation(manifest)
     on_gpu = count_gpus() > 0
     emb_ND = embed_pieces(
@@ -116,6 +130,7 @@ def learn_calibration(args: Namespace) -> None:
     learned = validation.calibrate(emb_ND, source=args.data.name, fars=args.far)
     stored = published.folder / CALIBRATION
     write_json(stored, asdict(learned))
+    done.record(record, inputs)
     sys.stdout.write(
         f"log-likelihood ratio = {learned.slope:.3f} x score {learned.intercept:+.3f}\n"
         f"threshold {learned.threshold:.4f} at the EER, {100 * learned.eer:.2f} %\n"
@@ -216,10 +231,16 @@ def copy_model(source: Path, exp_dir: Path) -> None:
     if was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: holds a training run; use another folder")
     if not target.exists():
-        with replacing_folder(target) as fresh:
-            shutil.copytree(source, fresh, dirs_exist_ok=True)
-        shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
-        return
+        exp_dir.mkdir(parents=True, exist_ok=True)
+        # Two commands may copy it at the same time, for verification and for diarization: the
+        # second copy would replace what the first command has stored in its own.
+        with alone(exp_dir / COPY_LOCK):
+            if not target.exists():
+                with replacing_folder(target) as fresh:
+                    # The record is of the calibration that the copy will not have.
+                    others = shutil.ignore_patterns(CALIBRATION_RECORD)
+                    shutil.copytree(source, fresh, dirs_exist_ok=True, ignore=others)
+                shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
     # Keep the copy of an earlier call, with its calibration or clustering.
     copied_sha256 = read_card(target)["sha256"]
     if copied_sha256 != read_card(source)["sha256"]:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
+from speakerlab.core.leftovers import name_leftovers
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.checked import CheckInputs, check_alone
-from speakerlab.data.tables import keep_roots
+from speakerlab.data.tables import keep_roots, list_skipped, list_trials
 from speakerlab.scoring.trials import read_trials
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,11 @@ def check(inputs: CheckInputs, *, num_workers: int) -> None:
     for note in notes:
         log.info("%s", note)
     for folder in inputs.folders:
-        for path in sorted(folder.glob("trials*")):
+        for path in list_trials(folder):
             check_trials(path)
+        skipped = list_skipped(folder)
+        if skipped:
+            log.info("%s: skipped %s", folder, name_leftovers(skipped))
 
 
 def check_trials(path: Path) -> None:

@@ -115,13 +115,13 @@ def is_classified(
 
 def print_tables(rows: Sequence[results.Row], folders: Sequence[Path]) -> None:
     """Print the confusions of each data directory, then the results of all."""
+    width = results.terminal_width()
     row_of = {row["data"]: row for row in rows}
     for folder in folders:
         row = row_of[folder.name]
-        sys.stdout.write(
-            f"{folder.name}: {row['protocol']}\n{results.format_confusion(row)}\n\n"
-        )
-    table = results.format_identification(rows)
+        confusion = results.format_confusion(row, width)
+        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{confusion}\n\n")
+    table = results.format_identification(rows, width)
     sys.stdout.write(f"{table}\n")
 
 

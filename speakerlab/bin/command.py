@@ -1,10 +1,12 @@
 """Parts of all commands: common options, log lines, one-line errors, exit codes."""
 
 import argparse
+import io
 import logging
 import math
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -181,14 +183,27 @@ class Parser(argparse.ArgumentParser):
         )
         self.add("--precision", text, choices=("fp32", "bf16", "auto"), default="fp32")
 
+    def add_channel(self, each: str = "") -> None:
+        """Add `--channel`; each: what `--channel each` does, for commands that have it."""
+        text = "channel to use: its number (default 1), or mix, the mean of all"
+        metavar = "N|mix"
+        if each:
+            text += f", or each, {each}"
+            metavar += "|each"
+        self.add(f"--channel {metavar}", text, value_type=_channel(metavar))
+
     def add_speakers(self) -> None:
         self.add("--speakers FILE", "file of the enrolled speakers", default=SPEAKERS)
 
-    def add_far(self) -> None:
+    def add_far(self, group: Any = None) -> None:
         self.add(
             "--far RATE",
             "decide at this false-alarm rate instead of at the EER, e.g. 0.01",
+            group=group,
         )
+
+    def add_json(self, each: str) -> None:
+        self.add("--json", f"print one JSON object per {each}, each on a line")
 
 
 def parser(
@@ -229,6 +244,22 @@ def _number(least: float) -> Callable[[str], float]:
 
     # If `number_type` raises ValueError, argparse prints "invalid <this name> value".
     read.__name__ = number_type.__name__
+    return read
+
+
+def _channel(metavar: str) -> Callable[[str], int | str]:
+    """Return a function that reads a channel: a number from 1 on, or a word of the metavar."""
+    _, *names = metavar.split("|")
+
+    def read(text: str) -> int | str:
+        if text in names:
+            return text
+        if re.fullmatch(r"[1-9]\d*", text):
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number from 1 on, or {' or '.join(names)}"
+        )
+
     return read
 
 
@@ -292,7 +323,7 @@ def _escape(character: str) -> str:
 def _message(error: Exception) -> str:
     # System errors have an errno; an OSError of our own has only a message.
     if isinstance(error, OSError) and error.errno is not None:
-        where = error.filename or "a file"
+        where = error.filename or "a file or the output"
         if isinstance(error, FileNotFoundError):
             return f"{where}: does not exist; check the path"
         return f"{where}: {error.strerror}; check the disk and the permissions"
@@ -313,10 +344,14 @@ def _message(error: Exception) -> str:
 
 
 def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoReturn:
-    """Call `main` and exit; wrong input: code 1 and one line; bug: a traceback."""
+    """Call `main` and exit; wrong input: code 1 and one line; bug: a traceback.
+
+    A command whose output is no longer read, as after `| head`, exits without a word.
+    """
     logging.basicConfig(
         format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO
     )
+    prepare_output()
     process.die_with_launcher()
     process.name_user()
     code = 0
@@ -324,17 +359,53 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoRe
         # The launcher holds Ctrl-C back while a rank starts.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         main(arguments)
+        # Here, so that an error of the output is reported like any other.
+        sys.stdout.flush()
     except (ValueError, OSError, ImportError) as error:
-        if DEBUG_VARIABLE in os.environ:
-            logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
-        text = plain_text(error)
-        code = process.EXIT_INPUT
-        sys.stderr.write(f"{text}\n")
-        write_to_log_files(text)
+        code = report(error)
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")
         code = process.EXIT_SIGNAL + signal.SIGINT
+    except SystemExit as request:  # of argparse, after the help or a wrong option
+        code = int(request.code or 0)
     process.leave(code)
+
+
+def prepare_output() -> None:
+    """Make both outputs take any text; an output that the caller has closed leads nowhere."""
+    for name in ("stdout", "stderr"):
+        output = getattr(sys, name)
+        if output is None:
+            # It gets the lowest free number, which the next file would get, and with it the output.
+            output = Path(os.devnull).open("w")  # noqa: SIM115
+            setattr(sys, name, output)
+        # Escape what cannot be encoded, such as file names that are not UTF-8.
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
+
+
+def report(error: Exception) -> int:
+    """Print an error on the terminal and in the log files; return the exit code."""
+    if isinstance(error, BrokenPipeError) and is_output_closed():
+        # Python turns the signal, of which other programs die here, into this error.
+        return process.EXIT_SIGNAL + signal.SIGPIPE
+    if DEBUG_VARIABLE in os.environ:
+        logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
+    text = plain_text(error)
+    sys.stderr.write(f"{text}\n")
+    write_to_log_files(text)
+    return process.EXIT_INPUT
+
+
+def is_output_closed() -> bool:
+    """Return whether the reader of the output or of the log is gone."""
+    poll = select.poll()
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            # The mask is empty: errors are always reported.
+            poll.register(stream.fileno(), 0)
+    events = [event for _, event in poll.poll(0)]
+    return any(event & select.POLLERR for event in events)
 
 
 def write_to_log_files(text: str) -> None:

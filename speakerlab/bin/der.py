@@ -15,6 +15,7 @@ from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import (
     Region,
     Turn,
+    list_rttm,
     merge_turns,
     read_rttm,
     read_uem,
@@ -179,11 +180,8 @@ def inputs_of(args: Namespace) -> dict[str, Any]:
 
 def turns_digest(path: Path) -> str:
     """Return the digest of paths and bytes of an RTTM file, or of a folder of RTTM files."""
-    files = [path]
-    if path.is_dir():
-        files = sorted(path.glob("*.rttm"))
     digests: list[tuple[str, str]] = []
-    for file in files:
+    for file in list_rttm(path):
         digests.append((file.name, done.file_digest(file)))
     return done.digest([str(path), digests])
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
@@ -21,6 +21,7 @@ from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
 
 if TYPE_CHECKING:  # each imports its runtime
+    from speakerlab.data.convert import Channels
     from speakerlab.inference.diarize import Diarization
     from speakerlab.inference.segmentation import Segmentation
     from speakerlab.inference.speaker_model import SpeakerModel
@@ -36,6 +37,7 @@ INPUT_OPTIONS = (
     "method",
     "threshold",
     "far",
+    "channel",
 )
 EMBEDDED_SECONDS = 600  # audio in the pages of a command; further pages have a link
 
@@ -155,6 +157,7 @@ def diarize_all(
                 known=args.known is not None,
                 far=args.far,
                 recording=source.name,
+                channels=args.channel,
                 progress=True,
             )
         # One recording is damaged: continue with the others.
@@ -264,7 +267,8 @@ def report(
 
     rttm = args.out / f"{name}.rttm"
     write_text(rttm, result.to_rttm())
-    write_page(args.out / f"{name}.html", result, source.path, embedded_rate)
+    page = args.out / f"{name}.html"
+    write_page(page, result, source.path, args.channel, embedded_rate)
     facts = {
         "method": args.method,
         "model_sha256": model_sha256,
@@ -281,6 +285,7 @@ def write_page(
     page: Path,
     result: "Diarization",
     path: Path,
+    channel: "Channels | Literal['each']",
     embedded_rate: int | None,
 ) -> None:
     """Write the page of a recording, with its audio or a relative link to it."""
@@ -290,7 +295,9 @@ def write_page(
 
     if embedded_rate is not None:
         note = "The page holds the audio."
-        samples = spool_wave(path, sample_rate=embedded_rate)
+        # A listener hears what was diarized. The number avoids a second warning of the others.
+        heard = "mix" if channel == "each" else channel or 1
+        samples = spool_wave(path, sample_rate=embedded_rate, channels=heard)
         audio = data_uri(samples, embedded_rate)
     else:
         relative_path = os.path.relpath(path, page.parent)
@@ -337,6 +344,7 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
     options.add("files FILE", "recordings, in any format and of any length", nargs="+")
+    options.add_channel(each="the speakers of each channel apart, as for calls")
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)
     options.add("--max-speakers N", "largest number (default 20)", least=1)

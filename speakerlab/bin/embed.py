@@ -5,7 +5,9 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,19 @@ import numpy as np
 from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
-from speakerlab.core.reading import read_text
-from speakerlab.data.tables import read_table, write_rejected
+from speakerlab.core.bars import progress_bar
+from speakerlab.core.reading import open_text
+from speakerlab.data import audio
+from speakerlab.data.convert import read_wave
+from speakerlab.data.listing import is_apple_double, list_recordings
+from speakerlab.data.tables import (
+    COLUMNS,
+    SURROGATE,
+    Rejection,
+    one_line,
+    read_table,
+    write_rejected,
+)
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -26,13 +39,21 @@ def main(arguments: Sequence[str]) -> None:
     files = find_files(args)
     # Check before the work: an error at the end would lose the results.
     check_writable(Path(f"{args.out}.json"))
+    check_writable(rejected_file(args.out))
     model = model_of(args)
+    unit = "files"
+    # Recordings of similar length are embedded together, so results are not in order.
+    if args.channel == "each":
+        unit = "channels"
+        files, sources = split_channels(files, sample_rate=model.sample_rate)
+        results = model.embed_each(sources, progress=True, check_levels=False)
+    else:
+        paths = list(files.values())
+        results = model.embed_each(paths, progress=True, channels=args.channel)
     ids = list(files)
     emb_of: dict[str, np.ndarray] = {}
-    rejected: dict[str, tuple[str, str]] = {}  # id -> path, reason
-    # Recordings of similar length are embedded together, so results are not in order.
-    paths = list(files.values())
-    for row, result in model.embed_each(paths, progress=True):
+    rejected: dict[str, Rejection] = {}
+    for row, result in results:
         name = ids[row]
         if isinstance(result, Exception):
             rejected[name] = (str(files[name]), str(result))
@@ -43,8 +64,8 @@ def main(arguments: Sequence[str]) -> None:
     for name in ids:
         if name in rejected:
             _, reason = rejected[name]
-            sys.stderr.write(f"{reason}\n")
-    write_rejected(args.out.parent, rejected, name=f"{args.out.name}.rejected.tsv")
+            sys.stderr.write(f"{one_line(reason)}\n")
+    write_rejected(args.out.parent, rejected, name=rejected_file(args.out).name)
 
     embedded_ids = [name for name in ids if name in emb_of]
     if embedded_ids:
@@ -63,17 +84,17 @@ def main(arguments: Sequence[str]) -> None:
             len(embedded_ids),
             model.embed_dim,
         )
-    max_rejected = args.allow_rejected * len(files)
+    max_rejected = args.allow_rejected * len(ids)
     if len(rejected) > max_rejected:
-        log.error("%d of %d files could not be embedded", len(rejected), len(files))
+        log.error("%d of %d %s could not be embedded", len(rejected), len(ids), unit)
         process.leave(process.EXIT_INPUT)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("embed", __doc__)
     names = (
-        "recordings; ids are file names without endings, or relative paths if two are"
-        " equal"
+        "recordings, or folders of them; ids are file names without endings, or relative"
+        " paths if two are equal"
     )
     options.add("files FILE", names, nargs="*")
     options.add("--list FILE", "list of paths, one per line")
@@ -92,6 +113,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--allow-rejected SHARE", "share of files that may be unreadable", default=0.0
     )
+    options.add_channel("one embedding per channel, with the ids ID-1, ID-2, ...")
     options.add_model_options()
     args = options.parse_args(arguments)
     runtime = "onnx" if args.model.suffix == ".onnx" else "torch"
@@ -110,7 +132,19 @@ def parse(arguments: Sequence[str]) -> Namespace:
             f"--out: {args.out} has another ending than --format {args.format}; change"
             " one of them"
         )
+    # A .scp file has the path of its .ark file, in a line of UTF-8.
+    path = as_utf8(args.out.absolute())
+    if args.format == "ark" and one_line(path) != path:
+        raise ValueError(
+            f"--out: {one_line(path)} is not a line of UTF-8, which a .scp file needs;"
+            " choose another folder, or another --format"
+        )
     return args
+
+
+def rejected_file(out: Path) -> Path:
+    """Return the file of the recordings that could not be embedded."""
+    return Path(f"{out}.rejected.tsv")
 
 
 def find_files(args: Namespace) -> dict[str, Path]:
@@ -124,15 +158,12 @@ def find_files(args: Namespace) -> dict[str, Path]:
             f"embed: {num_sources} of FILE..., --list and --wav-scp given; give one"
         )
     if has_wav_scp:
-        path_of = read_table(args.wav_scp)
-        return {name: Path(path) for name, path in path_of.items()}
-    paths: list[Path] = args.files
+        path_of = read_table(args.wav_scp, columns=COLUMNS["wav.scp"])
+        return {name: as_path(path) for name, path in path_of.items()}
+    given: list[Path] = args.files
     if has_list:
-        paths = []
-        for line in read_text(args.list).splitlines():
-            text = line.strip()
-            if text:
-                paths.append(Path(text))
+        given = read_list(args.list)
+    paths = find_recordings(given, where=args.list or "embed")
     files: dict[str, Path] = {}
     for path, name in zip(paths, name_files(paths)):
         if name in files:
@@ -144,14 +175,109 @@ def find_files(args: Namespace) -> dict[str, Path]:
     return files
 
 
+def read_list(path: Path) -> list[Path]:
+    """Read a list of paths, one per line; raise ValueError if its encoding is wrong."""
+    paths: list[Path] = []
+    # A file may have a name that is not UTF-8, so such lines are not refused at once.
+    with open_text(path, errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            whole_line = line.rstrip("\n")
+            name = line.strip()
+            if not name:
+                continue
+            # Blanks around a path are rarely part of the name.
+            if os.path.exists(as_path(whole_line)):  # noqa: PTH110
+                name = whole_line
+            listed = as_path(name)
+            if SURROGATE.search(name) and not os.path.exists(listed):  # noqa: PTH110
+                text = one_line(name)
+                raise ValueError(
+                    f"{path}:{number}: is not UTF-8, got '{text}'; save it as UTF-8"
+                )
+            paths.append(listed)
+    return paths
+
+
+def split_channels(
+    files: Mapping[str, Path], *, sample_rate: int
+) -> tuple[dict[str, Path], list[Callable[[], np.ndarray]]]:
+    """Return id-N -> path of each channel N of the files, and functions that read wave_S."""
+    channels: dict[str, Path] = {}
+    sources: list[Callable[[], np.ndarray]] = []
+    items = progress_bar(files.items(), unit="files", text="counting channels")
+    for name, path in items:
+        for number in range(1, count_channels(path) + 1):
+            channels[f"{name}-{number}"] = path
+            source = partial(read_wave, path, sample_rate=sample_rate, channels=number)
+            sources.append(source)
+    return channels, sources
+
+
+def count_channels(path: Path) -> int:
+    """Return the number of channels; 1 for a file whose error is found when it is read."""
+    try:
+        with audio.stream(path, all_channels=True) as (_, blocks):
+            _, num_channels = next(blocks).shape
+            return num_channels
+    except (ValueError, OSError, StopIteration):
+        return 1
+
+
+def find_recordings(given: Sequence[Path], *, where: Path | str) -> list[Path]:
+    """Return the given files and the recordings below given folders; log what is skipped.
+
+    where: source of the paths, for the error if there are no recordings.
+    """
+    recordings: list[Path] = []
+    attributes: list[Path] = []
+    for path in given:
+        # Not `Path.is_dir`, which raises an error for a name that is too long.
+        if os.path.isdir(path):  # noqa: PTH112
+            recordings += recordings_of(path)
+        elif is_apple_double(path):
+            attributes.append(path)
+        else:
+            recordings.append(path)
+    if attributes:
+        log.info(
+            "skipped %d files that macOS leaves beside recordings, as %s",
+            len(attributes),
+            one_line(attributes[0]),
+        )
+    if not recordings:
+        raise ValueError(f"{where}: no recordings are given; give at least one")
+    return recordings
+
+
+def recordings_of(folder: Path) -> list[Path]:
+    """Return the recordings below a folder; log how many other files there are."""
+    listing = list_recordings(folder)
+    skipped = listing.skipped()
+    where = one_line(folder)
+    if not listing.recordings:
+        content = "is empty"
+        if skipped:
+            content = f"has no recordings, got {skipped}"
+        fix = "give a folder with wav, flac, mp3 or other audio files"
+        raise ValueError(f"{where}: {content}; {fix}")
+    if skipped:
+        num_recordings = len(listing.recordings)
+        log.info("%s: %d recordings; skipped %s", where, num_recordings, skipped)
+    return listing.recordings
+
+
 def name_files(paths: Sequence[Path]) -> list[str]:
     """Return the id of each file: its name without the ending, or its path if names are equal.
 
-    Paths are relative to the common folder of all files.
+    Paths are relative to the common folder of all files. Files that differ only in their endings
+    keep them. An id is one word of UTF-8: blanks become "_", other bytes an escape such as
+    \\udce9.
     """
     names = [Path(path.name) for path in paths]
-    distinct_ids = {name.stem for name in names}
-    if len(distinct_ids) < len(paths):
+    distinct_names = {path.stem for path in paths}
+    distinct_paths = {path.with_suffix("") for path in paths}
+    # Files of equal names in one folder differ in their endings, which are added below.
+    if len(distinct_names) < len(distinct_paths):
         # normpath instead of resolve: links to one recording have different names.
         full_paths: list[Path] = []
         for path in paths:
@@ -160,9 +286,35 @@ def name_files(paths: Sequence[Path]) -> list[str]:
         folders = [path.parent for path in full_paths]
         common = os.path.commonpath(folders)
         names = [path.relative_to(common) for path in full_paths]
-    # Ids must not contain white space, which is the separator in Kaldi's tables.
-    ids: list[str] = []
-    for name in names:
-        without_ending = name.with_suffix("").as_posix()
-        ids.append(re.sub(r"\s", "_", without_ending))
-    return ids
+
+    ids = [make_id(name.with_suffix("")) for name in names]
+    has_ending = [False] * len(ids)
+    # An id with its ending may be equal to another one, hence the loop.
+    while True:
+        count_of = Counter(ids)
+        equal: list[int] = []
+        for row, name in enumerate(ids):
+            if count_of[name] > 1 and not has_ending[row]:
+                equal.append(row)
+        if not equal:
+            return ids
+        for row in equal:
+            ids[row] = make_id(names[row])
+            has_ending[row] = True
+
+
+def make_id(name: Path) -> str:
+    """Return a path as one word of UTF-8."""
+    # White space separates the columns of Kaldi's tables.
+    word = re.sub(r"\s", "_", as_utf8(name))
+    return one_line(word)
+
+
+def as_path(name: str) -> Path:
+    """Return a path given as UTF-8, whatever the locale; surrogates are other bytes."""
+    return Path(os.fsdecode(name.encode("utf-8", "surrogateescape")))
+
+
+def as_utf8(path: Path) -> str:
+    """Return a path decoded as UTF-8, whatever the locale; other bytes are surrogates."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "surrogateescape")

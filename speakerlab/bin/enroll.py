@@ -16,15 +16,19 @@ def main(arguments: Sequence[str]) -> None:
     )
     options.add("files FILE", "recordings of the speaker", nargs="+")
     options.add_speakers()
+    options.add_channel()
     options.add_model_options()
     args = options.parse_args(arguments)
     check_writable(args.speakers)
     model = model_of(args)
+    # Before the work, because a file of another model is refused.
     if args.speakers.exists():
         model.load_speakers(args.speakers)
     change = "replaced" if args.name in model.speakers else "enrolled"
-    model.enroll(args.name, args.files)
-    model.save_speakers(args.speakers)
+    model.enroll(args.name, args.files, channels=args.channel)
+    # Only this speaker: another command may have changed the others meanwhile.
+    model.save_speakers(args.speakers, add=args.name)
+    model.load_speakers(args.speakers)
     log.info(
         "%s: %s %s, recordings: %d; speakers in the file: %d",
         args.speakers,

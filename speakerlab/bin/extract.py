@@ -57,13 +57,16 @@ def extract(
     For each parameter, see the help of the option of the same name in `parse`. job: (I, N) for part
     I of N. wait_minutes: None for not waiting for other jobs.
     """
+    from speakerlab.checkpoints.model_files import read_settings
     from speakerlab.checkpoints.published import load_initial, load_published
     from speakerlab.data.manifest import read_manifest
     from speakerlab.inference.workers import precision_here, share_threads
 
     require_model(exp_dir)
     require_checked(data_dir)
-    num_threads = share_threads(nproc)
+    # Models of older versions lack this setting.
+    wanted_threads = read_settings(exp_dir)["runtime"].get("num_threads", "auto")
+    num_threads = share_threads(nproc, wanted_threads)
     published = load_published(exp_dir)
     embedder = published.embedder
     if untrained:

@@ -15,7 +15,7 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.core.atomic import check_writable
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import COLUMNS, read_table
 from speakerlab.experiments.results import aligned, number, percent
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.linear import cross_validated, fit_linear
@@ -81,7 +81,7 @@ def _fusion(args: Namespace) -> tuple[Trials, LlrOf]:
     if args.speakers is None:
         speakers = read_trial_list(args.trials).speakers
     else:
-        speaker_of = read_table(args.speakers)
+        speaker_of = read_table(args.speakers, columns=COLUMNS["utt2spk"])
         trials.check_known(speaker_of, where=str(args.speakers))
         speakers = trials.speakers(speaker_of)
 

@@ -1,29 +1,103 @@
-"""Identify the enrolled speaker of a recording, or report that it is none of them."""
+"""Identify the enrolled speaker of recordings, or report that it is none of them."""
 
+import json
+import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from speakerlab.bin.command import model_of, parser
+import numpy as np
+
+from speakerlab.bin.command import model_of, parser, plain_text
+from speakerlab.bin.embed import find_recordings
+from speakerlab.core import process
+from speakerlab.data.tables import one_line
+from speakerlab.inference.speaker_model import Identification
+
+log = logging.getLogger(__name__)
+UNCALIBRATED = "none (no calibration; run `speakerlab calibrate`)"
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parser("identify", __doc__)
-    options.add("file FILE", "recording of the speaker")
+    options.add("files FILE", "recordings, or folders of them", nargs="+")
     options.add_speakers()
     options.add_far()
     options.add("--top N", "print the N best speakers", least=0, default=5)
+    options.add_channel()
+    options.add_json("recording")
     options.add_model_options()
     args = options.parse_args(arguments)
+    files = find_recordings(args.files, where="identify")
     model = model_of(args)
     model.load_speakers(args.speakers)
-    result = model.identify(args.file, far=args.far)
-    best = result.ranking[: args.top]
-    for name, score in best:
-        sys.stdout.write(f"{score:.6f}  {name}\n")
+    # An error of the speakers or of the rate is the same for all recordings.
+    any_embedding_D = np.ones(model.embed_dim, dtype=np.float32)
+    model.rank(any_embedding_D, far=args.far)
+
+    num_failed = 0
+    for file in files:
+        try:
+            result = model.identify(file, far=args.far, channels=args.channel)
+        except (ValueError, OSError) as error:
+            num_failed += 1
+            sys.stderr.write(f"{one_line(plain_text(error))}\n")
+            continue
+        if args.json:
+            sys.stdout.write(to_json(result, file, top=args.top))
+        elif len(files) > 1:
+            sys.stdout.write(f"{one_line(file)}: {to_line(result)}\n")
+        else:
+            sys.stdout.write(to_lines(result, top=args.top))
+        # So that the results of a long list appear one by one.
+        sys.stdout.flush()
+    if num_failed:
+        total = len(files)
+        if total > 1:
+            log.error("%d of %d recordings could not be identified", num_failed, total)
+        process.leave(process.EXIT_INPUT)
+
+
+def to_lines(result: Identification, *, top: int) -> str:
+    """Return the best speakers and the decision of the only recording."""
+    lines: list[str] = []
+    for name, score in result.ranking[:top]:
+        lines.append(f"{score:.6f}  {name}")
+    lines.append(f"speech: {result.speech_seconds:.2f} s")
     # Without a calibration there is no threshold for a decision.
     if result.is_known is None:
-        decision = "none (no calibration; run `speakerlab calibrate`)"
+        decision = UNCALIBRATED
     else:
         speaker = result.name or "unknown speaker"
         decision = f"{speaker} (threshold {result.threshold:.6f})"
-    sys.stdout.write(f"decision: {decision}\n")
+    lines.append(f"decision: {decision}")
+    return "\n".join(lines) + "\n"
+
+
+def to_line(result: Identification) -> str:
+    """Return the decision, with what it is made from, in one line."""
+    best, score = result.ranking[0]
+    facts = f"score {score:.6f}"
+    if result.threshold is not None:
+        facts += f", threshold {result.threshold:.6f}"
+    facts += f", {result.speech_seconds:.2f} s of speech"
+    if result.is_known is None:
+        return f"no decision without a calibration (best: {best}, {facts})"
+    if result.name is None:
+        return f"unknown speaker (best: {best}, {facts})"
+    return f"{best} ({facts})"
+
+
+def to_json(result: Identification, file: Path, *, top: int) -> str:
+    """Return one line with the decision about a recording."""
+    _, score = result.ranking[0]
+    fields = {
+        "file": str(file),
+        "name": result.name,
+        "known": result.is_known,
+        "score": score,
+        "threshold": result.threshold,
+        "speech_seconds": round(result.speech_seconds or 0.0, 3),
+        "ranking": dict(result.ranking[:top]),
+    }
+    return f"{json.dumps(fields)}\n"

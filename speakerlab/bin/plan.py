@@ -1,6 +1,7 @@
 """Plan the memory of a training on a GPU, without the GPU and without a corpus."""
 
 import math
+import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ CARDS_GB = (11, 16, 24, 32, 40, 80)
 # Models in the table of --table.
 TABLE_MODELS = ("campplus", "eres2net")
 TABLE_CARDS_GB = (11, 24, 32)
+# Cards of this size, GTX 1080 Ti and RTX 2080 Ti, are older than bf16.
+WITHOUT_BF16_GB = 11
+COLUMNS = 100  # longest line
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -109,9 +113,9 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     unit, length = build.batch_unit(config)
     training = config.training
     target = config.objective.name if config.objective else f"{num_classes} classes"
-    print(
+    print_wrapped(
         f"{config.model.name}, {target}, {unit}s{length}, global batch"
-        f" {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}"
+        f" {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}",
     )
     size_head = f"MiB/{unit}"
     fit_head = f"{unit}s that fit"
@@ -135,7 +139,9 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         precision = memory.footprint.precision
         size = f"{memory.footprint.crop / 2**20:{len(size_head)}.1f}"
         num_fitting = f"{memory.fit:{len(fit_head)}}"
-        print(f"  {card_gb:2g} GB   {precision:6}   {size}   {num_fitting}   {result}")
+        print_wrapped(
+            f"  {card_gb:2g} GB   {precision:6}   {size}   {num_fitting}   {result}"
+        )
         if args.gpu_mem and memory.fit:
             fixed_gib = memory.fixed / 2**30
             crops_gib = memory.fit * memory.crop / 2**30
@@ -146,14 +152,22 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
             print(f"    {batch or 'does not fit'}")
 
     if config.runtime.precision == "auto":
-        print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")
+        print(
+            "runtime.precision auto: bf16 from capability 8.0 on, fp32 below; fp16 only"
+            " if set"
+        )
+    elif config.runtime.precision == "bf16" and any(map(lacks_bf16, cards_gb)):
+        print(
+            "cards of 11 GB (GTX 1080 Ti, RTX 2080 Ti) have no bf16 and emulate it"
+            " slowly; use fp16"
+        )
     uses_bank = config.augment.noise_prob or config.augment.room_prob
     if args.bank_gb is None and uses_bank:
         bank_gb = config.runtime.bank_gb
         limit = "a sixth of the free memory"
         if bank_gb != "auto":
             limit = f"{bank_gb:g} GB"
-        print(
+        print_wrapped(
             f"not counted: noise and rooms, up to {limit} (runtime.bank_gb); see"
             " --bank-gb"
         )
@@ -178,23 +192,46 @@ def plan_cards(
         split_over = args.gpus
     num_rows = math.ceil(num_classes / split_over)
 
-    precisions = [config.runtime.precision]
-    if config.runtime.precision == "auto":
-        precisions = ["fp32", "bf16"]
     # Computed once: a training needs the same memory on every card.
-    footprints: list[Footprint] = []
-    for precision in precisions:
-        needs = footprint(
-            config,
-            num_classes=num_rows,
-            precision=precision,
-            split_over=split_over,
-        )
-        footprints.append(needs)
+    footprints: dict[str, Footprint] = {}
     bank_gb = args.bank_gb or 0.0
     memories: list[tuple[float, Memory]] = []
     for card_gb in cards_gb:
-        for needs in footprints:
+        for precision in formats(config, card_gb):
+            if precision not in footprints:
+                footprints[precision] = footprint(
+                    config,
+                    num_classes=num_rows,
+                    precision=precision,
+                    split_over=split_over,
+                )
+            needs = footprints[precision]
             memory = card_memory(config, needs, card_gb, args.gpus, bank_gb)
             memories.append((card_gb, memory))
     return memories
+
+
+def formats(config: "Config", card_gb: float) -> list[str]:
+    """Return the formats to plan a card with: the configured one, or those that it may use."""
+    if config.runtime.precision != "auto":
+        return [config.runtime.precision]
+    return ["fp32", "fp16" if lacks_bf16(card_gb) else "bf16"]
+
+
+def lacks_bf16(card_gb: float) -> bool:
+    """Return whether all cards of this size are older than bf16."""
+    return round(card_gb) == WITHOUT_BF16_GB
+
+
+def print_wrapped(line: str) -> None:
+    """Print a line; break it between words where it is too long."""
+    lines = textwrap.wrap(
+        line,
+        COLUMNS,
+        subsequent_indent=" " * 6,
+        drop_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for part in lines:
+        print(part.rstrip())

@@ -200,11 +200,13 @@ def print_tables(
     # results.json keeps the rows of an earlier model of the experiment.
     sha256 = model_files.read_card(args.exp)["sha256"]
     model_rows = [row for row in rows if row["model_sha256"] == sha256]
-    table = results.format_table(model_rows)
+    # In a file or a pipe, every row is one line.
+    width = results.terminal_width()
+    table = results.format_table(model_rows, width)
     sys.stdout.write(f"{table}\n")
     conditions = {treatment.condition for treatment in treatments}
     if conditions:
-        table = results.format_conditions(model_rows, conditions)
+        table = results.format_conditions(model_rows, conditions, width)
         sys.stdout.write(f"\n{table}\n")
 
 

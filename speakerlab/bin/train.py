@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
     from speakerlab.config.schema import Config
 
 log = logging.getLogger(__name__)
+# Variables of a rank's place that torch.distributed and our own code read.
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 NOTE_SECONDS = 60.0  # NFS may hide another host's file this long (attribute cache)
 CLOCK_SECONDS = 60.0  # tolerated difference between the clocks of hosts
 SECOND_MEMORY_REMEDY = (
@@ -43,8 +45,12 @@ def main(arguments: Sequence[str]) -> None:
         # This process is not a rank: it starts the ranks of its host.
         train_on_ranks(args, arguments)
     else:
+        # Without a group, they are of another program, such as LOCAL_RANK of an older shell.
+        for name in PLACE:
+            os.environ.pop(name, None)
         if group is not None:
             os.environ.update(group.variables())
+            note_group(group)
         train_as_rank(args, arguments, can_retry=group is None)
 
 
@@ -136,6 +142,19 @@ def check_group(args: Namespace, group: Group | None) -> None:
         )
         raise ValueError(
             f"--gpus, --nproc, --nnodes: {started}; leave these options out"
+        )
+
+
+def note_group(group: Group) -> None:
+    """Log that this process will wait for others, if only RANK and WORLD_SIZE say so."""
+    if group.starter == "RANK and WORLD_SIZE":
+        log.info(
+            "RANK, WORLD_SIZE: set, so this is rank %d of %d and waits for the others at"
+            " %s:%d; unset them to train alone",
+            group.rank,
+            group.world_size,
+            group.address,
+            group.port,
         )
 
 
@@ -348,10 +367,12 @@ def check_inputs(args: Namespace, config: "Config") -> int:
 def report_needs(args: Namespace) -> None:
     """Print the device, and whether the training uses noise and RIRs."""
     from speakerlab.experiments.corpus import PROBABILITIES
+    from speakerlab.experiments.train_batches import check_shared_memory
     from speakerlab.training.devices import describe_device
 
     config = read_config(args)
     num_gpus = check_inputs(args, config)
+    check_shared_memory(config, local_ranks=args.nproc, gpus=num_gpus)
     device = describe_device(config.runtime.device, num_gpus, num_ranks=args.nproc)
     print(f"device: {device}")
     for place, key in PROBABILITIES.items():

@@ -70,7 +70,7 @@ def import_checkpoint(
     with opened(path) as checkpoint:
         file = checkpoint.file
         config_file = config or checkpoint.config
-        foreign = read_config(config_file)
+        foreign = _read_toolkit_config(config_file)
         tensors = read_tensors(file)
 
         # Recognise the architecture by the tensors of the backbone alone.
@@ -185,6 +185,17 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     with replacing(out) as partial_file:
         torch.save(renamed_state, partial_file)
     return out
+
+
+def _read_toolkit_config(path: Path | None) -> ForeignConfig:
+    """Read a config.yaml; ValueError if it is of another program."""
+    foreign = read_config(path)
+    if path is not None and foreign.toolkit is None:
+        raise ValueError(
+            f"{path}: is no configuration of 3D-Speaker (embedding_model) or WeSpeaker"
+            " (model_args); give the config.yaml of the training"
+        )
+    return foreign
 
 
 def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

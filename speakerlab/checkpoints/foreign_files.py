@@ -19,13 +19,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from speakerlab.checkpoints import published
+from speakerlab.checkpoints.model_files import refuse_substitute
 from speakerlab.checkpoints.toolkit_config import read_config
 
 # Names of the checkpoints of WeSpeaker, and of both toolkits.
 WESPEAKER_NAME = "avg_model.pt"
 NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")
-ENDINGS = (".ckpt", ".bin", ".pt", ".pth")
+ENDINGS = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+# Keys under which a training puts the tensors of a model.
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+# Put before every name by data-parallel training and by torch.compile.
+PREFIXES = ("module.", "_orig_mod.")
+ZIP = b"PK\x03\x04"  # the first bytes of torch's checkpoints
+PICKLE = b"\x80"  # the first byte of the checkpoints of old versions of torch
 # Largest size of an unpacked archive, because a small hostile archive can unpack to terabytes. The
 # largest published model has a fifth of this size.
 MAX_BYTES = 8 << 30
@@ -52,6 +60,8 @@ def opened(path: Path) -> Iterator[Checkpoint]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such checkpoint; check the path")
+    if path.is_file():
+        refuse_substitute(path)
     with tempfile.TemporaryDirectory() as scratch:
         place = path
         has_archive_name = path.name.lower().endswith(ARCHIVES)
@@ -95,27 +105,15 @@ def _config_of(file: Path) -> Path | None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by name, on the CPU. Runs no code from the file.
 
-    Removes the "state_dict" or "model" that training puts around them, and the "module." of
-    data-parallel training. Raises ValueError, one line, for any other content.
+    The file is safetensors, or what `torch.save` writes. Removes the "state_dict" or "model" that
+    training puts around them, and the "module." of data-parallel training. Raises ValueError, one
+    line, for any other content.
     """
-    # `weights_only`: an ordinary pickle runs code while it is loaded. The warnings are about the
-    # formats of old versions of torch, which a user cannot change.
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            content: Any = torch.load(
-                path,
-                map_location="cpu",
-                weights_only=True,
-            )
-    except Exception as error:  # unpickling may raise anything
-        # Torch's own text is left out: it recommends loading the file with its code.
-        raise ValueError(
-            f"{path}: is not a checkpoint of tensors only ({type(error).__name__});"
-            " nothing in it was run"
-        ) from None
+    refuse_substitute(path)
+    read = published.read_tensors if _is_safetensors(path) else _load_pickled
+    content: Any = read(path)
 
-    for key in ("state_dict", "model"):
+    for key in WRAPPERS:
         if not isinstance(content, Mapping):
             break
         inner = content.get(key)
@@ -127,12 +125,58 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         )
     _check_tensors(content, path)
 
-    # Data-parallel training puts the prefix before every name. A model may also have a part that is
-    # called "module": then only some names have it, and it stays.
-    prefix = "module."
-    if not all(name.startswith(prefix) for name in content):
-        return dict(content)
-    return {name.removeprefix(prefix): value for name, value in content.items()}
+    tensors = dict(content)
+    # Twice, because the prefixes may stand in any order.
+    for prefix in PREFIXES * 2:
+        # A model may also have a part that is called "module": then only some names have it.
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensors[name] for name in tensors}
+    return tensors
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether a file is safetensors by its content or, if broken, by its name."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    # The size of the header in 8 bytes, and the header, which is JSON.
+    if head[8:] == b"{":
+        return True
+    is_of_torch = head.startswith((ZIP, PICKLE))
+    return path.suffix == ".safetensors" and not is_of_torch
+
+
+def _load_pickled(path: Path) -> Any:
+    """Return the content of a file of `torch.save`, without running code from it."""
+    with path.open("rb") as file:
+        is_zip = file.read(len(ZIP)) == ZIP
+    # The list of contents is at the end of a zip archive.
+    if is_zip and not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"{path}: is incomplete: its end is missing; copy or download it again"
+        )
+    # `weights_only`: an ordinary pickle runs code while it is loaded. The warnings are about the
+    # formats of old versions of torch, which a user cannot change.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+            )
+    except Exception as error:  # unpickling may raise anything
+        # Torch's own text is left out: it recommends loading the file with its code.
+        match = re.search(r"\b(?:GLOBAL|global|class) ([\w.]+\.\w+)", str(error))
+        if match:
+            raise ValueError(
+                f"{path}: holds an object of {match[1]} beside its tensors; save the"
+                " tensors alone, torch.save(model.state_dict(), FILE); nothing in it"
+                " was run"
+            ) from None
+        raise ValueError(
+            f"{path}: is not a checkpoint of tensors only ({type(error).__name__});"
+            " nothing in it was run"
+        ) from None
 
 
 def _check_tensors(content: Mapping[Any, Any], path: Path) -> None:
@@ -141,6 +185,11 @@ def _check_tensors(content: Mapping[Any, Any], path: Path) -> None:
         if not _is_whole(name, value):
             raise ValueError(
                 f"{path}: {name!r} is not a tensor; save the tensors alone"
+            )
+        if value.is_floating_point() and value.itemsize == 1:
+            raise ValueError(
+                f"{path}: {name!r} has 8 bits ({value.dtype}); use a checkpoint in 32 or"
+                " 16 bits"
             )
     broken: list[str] = []
     for name, tensor in content.items():
@@ -180,6 +229,10 @@ def _find_in(folder: Path) -> Path:
     if saved:
         return max(saved, key=_numbers_of_folder)
 
+    if (folder / "embedder.safetensors").exists():
+        raise ValueError(
+            f"{folder}: is a model folder of speakerlab already; use it as it is"
+        )
     # With several files, a guess might import the wrong model without notice.
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:

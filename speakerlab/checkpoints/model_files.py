@@ -12,6 +12,9 @@ from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
+# The first bytes of a pointer of Git LFS, and of web pages in lower case.
+GIT_LFS = b"version https://git-lfs.github.com/spec/"
+PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")
 CALIBRATION = "calibration.json"
 TUNING = "diarization.json"
 # Keys that a config.yaml needs to be read without building the model.
@@ -57,6 +60,28 @@ def find_model(path: Path) -> Path:
         # The user may have left out "hub:".
         fix = near_miss(str(path)) or fix
     raise FileNotFoundError(f"{path}: {problem}; {fix}")
+
+
+def refuse_substitute(path: Path) -> None:
+    """Raise ValueError if another file lies in the place of a model's file.
+
+    Such are the pointers of Git LFS in a clone that was made without it, error pages of a download,
+    and empty files.
+    """
+    with path.open("rb") as file:
+        head = file.read(200).lstrip()
+    if head.startswith(GIT_LFS):
+        raise ValueError(
+            f"{path}: is a pointer of Git LFS, not the file itself; run `git lfs pull`"
+            " in its repository"
+        )
+    if head.lower().startswith(PAGES):
+        raise ValueError(
+            f"{path}: is a web page, such as an error page of a download, not a model;"
+            " download the file again"
+        )
+    if not head:
+        raise ValueError(f"{path}: is empty; copy or download it again")
 
 
 def read_card(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Versions, commit and host of a run, as plain values for run.json and a model's card."""
 
 import json
+import os
 import platform
 import re
 import socket
@@ -10,6 +11,8 @@ from typing import Any
 
 import speakerlab
 
+COMMIT_VARIABLE = "SPEAKERLAB_COMMIT"
+ARCHIVED_COMMIT = ".commit"  # `git archive` replaces its text, see .gitattributes
 # The keys of `environment`.
 ENVIRONMENT = (
     "speakerlab",
@@ -34,13 +37,22 @@ ENVIRONMENT = (
 def commit() -> str:
     """Return the commit of the source tree (`-dirty` if changed), or the commit pip installed.
 
-    Return `unknown` if there is none. A repository that merely contains the package is ignored.
+    A copy without a repository has the commit that SPEAKERLAB_COMMIT names, or the one that `git
+    archive` wrote. Return `unknown` if there is none. A repository that merely contains the package
+    is ignored.
     """
     root = Path(speakerlab.__file__).parents[1]
     # Only if the root of the repository is here: git itself would also search parent folders.
     if (root / ".git").exists():
         name = ask_git(root, "describe", "--always", "--dirty", "--abbrev=12")
         return name or "unknown"
+
+    named = os.environ.get(COMMIT_VARIABLE, "")
+    archive = root / ARCHIVED_COMMIT
+    if not named and archive.exists():
+        named = archive.read_text("utf-8").strip()
+    if named and not named.startswith("$Format"):
+        return named[:12]
 
     # pip writes this file when it installs from a repository.
     installed = root / f"speakerlab-{speakerlab.__version__}.dist-info/direct_url.json"

@@ -20,6 +20,7 @@ from speakerlab.checkpoints.model_files import (
     read_calibration,
     read_card,
     read_tuning,
+    refuse_substitute,
 )
 from speakerlab.config.build import build_backbone, build_embedder
 from speakerlab.config.schema import Config, load_config
@@ -117,6 +118,7 @@ def load_published(path: Path) -> Published:
     """Load a published model in eval mode; check its weights against the digest in its card."""
     folder = find_model(path)
     weights = folder / "embedder.safetensors"
+    refuse_substitute(weights)
     # A copy may be cut or damaged, or mixed from two models.
     digest = file_sha256(weights)
     wanted = read_card(folder)["sha256"]

@@ -5,8 +5,10 @@ so that `speakerlab import --help` is quick.
 """
 
 import csv
+import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,7 @@ import yaml
 from speakerlab.config.layers import parse_yaml
 from speakerlab.core.reading import open_text
 
+log = logging.getLogger(__name__)
 Toolkit = Literal["3dspeaker", "wespeaker"]
 # The names of the toolkits in messages.
 TITLES: Mapping[Toolkit, str] = {
@@ -40,6 +43,15 @@ TFMEL = {
     "f_min": 20,
     "f_max": 7600,
 }
+TFMEL_RATE = 16000  # Hz; its frames are given in samples
+# The arguments of the filter banks of both toolkits. Another one is of a changed toolkit, whose
+# features we do not compute.
+EXTRACTOR = "speakerlab.process.processor.FBank"
+EXTRACTOR_ARGS = ("n_mels", "sample_rate", "mean_nor")
+FBANK_ARGS = ("num_mel_bins", "frame_length", "frame_shift", "dither")
+CMVN_ARGS = ("norm_mean", "norm_var")
+TFMEL_ARGS = (*TFMEL, "n_mels", "sample_rate")
+REFERENCE = r"<([a-zA-Z]\w*)>"  # in 3D-Speaker: the value of another top-level key
 # WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
 # folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
@@ -67,15 +79,19 @@ class ForeignConfig:
         """Return the number of mel bins."""
         if self.kind == "tfmel":
             tfmel = self._section("dataset_args", "tfmel_args")
-            num_bins = tfmel.get("n_mels", 80)
-            return self._whole(num_bins)
-        # In WeSpeaker's front end, in 3D-Speaker's fbank_dim, else the input size of the model.
+            return self._whole(
+                "dataset_args.tfmel_args.n_mels", tfmel.get("n_mels", 80)
+            )
+        if self.toolkit == "3dspeaker":
+            key, num_bins = self._of_extractor(
+                "n_mels", otherwise="fbank_dim", usual=80
+            )
+            return self._whole(key, num_bins)
+        # Without it, the input size of the model.
         fbank = self._section("dataset_args", "fbank_args")
         model = self._section("model_args")
-        model_dim = model.get("feat_dim", 80)
-        usual_dim = self.values.get("fbank_dim", model_dim)
-        num_bins = fbank.get("num_mel_bins", usual_dim)
-        return self._whole(num_bins)
+        num_bins = fbank.get("num_mel_bins", model.get("feat_dim", 80))
+        return self._whole("dataset_args.fbank_args.num_mel_bins", num_bins)
 
     @property
     def kind(self) -> str:
@@ -93,48 +109,104 @@ class ForeignConfig:
         return str(name).lower()
 
     def frontend(self, name: str) -> dict[str, Any]:
-        """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
-        data = self._section("dataset_args")
-        fbank = self._section("dataset_args", "fbank_args")
-        cmvn = self._section("dataset_args", "cmvn_args")
-        tfmel = self._section("dataset_args", "tfmel_args")
-        # Wrong features give plausible, but bad embeddings. So anything that our Fbank does not
-        # compute exactly is refused: variance normalisation, and tfmel with other settings.
-        has_our_tfmel = TFMEL.items() <= tfmel.items()
-        is_supported = self.kind == "fbank" or has_our_tfmel
-        if not is_supported or cmvn.get("norm_var"):
-            setting = "norm_var: true" if is_supported else f"frontend: {self.kind}"
-            raise ValueError(
-                f"{self.path}: {setting} is not a filter bank with mean normalisation; such"
-                " models cannot be imported"
-            )
+        """Return the arguments of our Fbank; ValueError if it does not compute these features.
 
-        applies_cmvn = bool(data.get("cmvn", True))
-        subtracts_mean = bool(cmvn.get("norm_mean", True))
-        mean_norm = applies_cmvn and subtracts_mean
-        # WeSpeaker's tfmel subtracts the mean itself.
-        if self.kind == "tfmel":
-            mean_norm = True
-        # 3D-Speaker's extractor subtracts the mean only if `mean_nor` is set. If the configuration
-        # has no arguments of an extractor, the mean is subtracted.
+        name: of `FRONTENDS`. The arguments that the toolkit's own filter bank is built with decide.
+        Wrong features give plausible, but bad embeddings, so anything that our Fbank does not
+        compute exactly is refused by its key.
+        """
         if self.toolkit == "3dspeaker":
-            extractor = self._section("feature_extractor", "args")
-            mean_norm = bool(extractor.get("mean_nor", not extractor))
-
-        # `resample_rate` is the rate that WeSpeaker resamples to, `sample_rate` the rate of
-        # 3D-Speaker's files.
-        usual_rate = self.values.get("sample_rate", 16000)
-        rate = data.get("resample_rate", usual_rate)
-        frame_length = fbank.get("frame_length", 25)
-        frame_shift = fbank.get("frame_shift", 10)
+            settings = self._features_of_3dspeaker()
+        else:
+            settings = self._features_of_wespeaker()
         if self.kind == "tfmel":
             name = "tfmel"
         return {
             **FRONTENDS[name],
-            "sample_rate": self._whole(rate),
             "num_mel_bins": self.feat_dim,
-            "frame_length_ms": float(self._whole(frame_length)),
-            "frame_shift_ms": float(self._whole(frame_shift)),
+            **settings,
+        }
+
+    def _features_of_3dspeaker(self) -> dict[str, Any]:
+        where = "feature_extractor.args"
+        extractor = self._section("feature_extractor")
+        args = self._section("feature_extractor", "args")
+        name = extractor.get("obj", EXTRACTOR)
+        if name != EXTRACTOR:
+            raise self._refusal("feature_extractor.obj", name)
+        self._refuse_others(where, args, EXTRACTOR_ARGS)
+
+        key, rate = self._of_extractor(
+            "sample_rate", otherwise="sample_rate", usual=16000
+        )
+        sample_rate = self._whole(key, rate)
+        assumed = {"n_mels": self.feat_dim, "sample_rate": sample_rate}
+        for argument, value in assumed.items():
+            if argument not in args:
+                log.warning(
+                    "%s: has no %s.%s; assumes %d", self.path, where, argument, value
+                )
+        # The extractor does not resample: with another rate than that of its files, its mel bins
+        # would have other frequencies.
+        reader = self._section("wav_reader", "args")
+        rate_of_files = self._value(reader.get("sample_rate", sample_rate))
+        if rate_of_files != sample_rate:
+            raise ValueError(
+                f"{self.path}: {key} is {sample_rate}, but wav_reader.args.sample_rate"
+                f" {rate_of_files}; correct the configuration"
+            )
+        # The mean is subtracted only if `mean_nor` is set. A configuration without arguments of an
+        # extractor is of a published model, which subtracts it.
+        mean_norm = self._flag(f"{where}.mean_nor", args.get("mean_nor", not args))
+        return {"sample_rate": sample_rate, "mean_norm": mean_norm}
+
+    def _features_of_wespeaker(self) -> dict[str, Any]:
+        where = "dataset_args"
+        data = self._section(where)
+        fbank = self._section(where, "fbank_args")
+        cmvn = self._section(where, "cmvn_args")
+        tfmel = self._section(where, "tfmel_args")
+        self._refuse_others(f"{where}.fbank_args", fbank, FBANK_ARGS)
+        self._refuse_others(f"{where}.cmvn_args", cmvn, CMVN_ARGS)
+        if self.kind == "tfmel":
+            self._refuse_others(f"{where}.tfmel_args", tfmel, TFMEL_ARGS)
+        has_our_tfmel = TFMEL.items() <= tfmel.items()
+        if self.kind not in ("fbank", "tfmel"):
+            raise self._refusal(f"{where}.frontend", self.kind)
+        if self.kind == "tfmel" and not has_our_tfmel:
+            raise self._refusal(
+                f"{where}.tfmel_args", dict(tfmel), title="frontend: tfmel"
+            )
+        if self._flag(f"{where}.cmvn_args.norm_var", cmvn.get("norm_var", False)):
+            raise self._refusal(f"{where}.cmvn_args.norm_var", True)
+        # Features that another program, such as Kaldi, has computed.
+        if self.values.get("data_type") == "feat":
+            raise self._refusal("data_type", "feat")
+        if self.path is not None and not data:
+            log.warning(
+                "%s: has no dataset_args; assumes 16000 Hz, %d mel bins, mean subtracted",
+                self.path,
+                self.feat_dim,
+            )
+
+        rate_key = f"{where}.resample_rate"
+        sample_rate = self._whole(rate_key, data.get("resample_rate", 16000))
+        applies_cmvn = self._flag(f"{where}.cmvn", data.get("cmvn", True))
+        norm_mean = cmvn.get("norm_mean", True)
+        subtracts_mean = self._flag(f"{where}.cmvn_args.norm_mean", norm_mean)
+        mean_norm = applies_cmvn and subtracts_mean
+        if self.kind == "tfmel":
+            # It subtracts the mean itself.
+            mean_norm = True
+            rate_of_tfmel = tfmel.get("sample_rate", sample_rate)
+            if not rate_of_tfmel == sample_rate == TFMEL_RATE:
+                raise self._refusal(rate_key, sample_rate, title="frontend: tfmel")
+        frame_length = fbank.get("frame_length", 25)
+        frame_shift = fbank.get("frame_shift", 10)
+        return {
+            "sample_rate": sample_rate,
+            "frame_length_ms": self._milliseconds("frame_length", frame_length),
+            "frame_shift_ms": self._milliseconds("frame_shift", frame_shift),
             "mean_norm": mean_norm,
         }
 
@@ -152,29 +224,103 @@ class ForeignConfig:
             return None
         name = HEADS[kind]
         our_args: dict[str, Any] = {}
-        our_args["scale"] = args.get("scale", 32.0)
+        our_args["scale"] = self._value(args.get("scale", 32.0))
         # Only an angular margin has an easy variant.
         if name == "aam_softmax":
-            our_args["easy_margin"] = bool(args.get("easy_margin", False))
+            easy_margin = self._value(args.get("easy_margin", False))
+            our_args["easy_margin"] = bool(easy_margin)
         return {"name": name, "args": our_args}
 
     def _section(self, *keys: str) -> Mapping[str, Any]:
-        """Return the section at a path of keys, empty if it is missing or no section."""
+        """Return the section at a path of keys, empty if missing; ValueError if it is none."""
         section: Any = self.values
         for key in keys:
-            section = section.get(key)
-            if not isinstance(section, Mapping):
+            section = self._value(section.get(key))
+            if section is None:
                 section = {}
+            if not isinstance(section, Mapping):
+                raise ValueError(
+                    f"{self.path}: {'.'.join(keys)}: {key} has the value {section!r}, not"
+                    " keys and values; correct it"
+                )
         return section
 
-    def _whole(self, value: object) -> int:
+    def _value(self, value: object) -> Any:
+        """Return a value; follow 3D-Speaker's references to other keys, such as <sample_rate>."""
+        followed: list[str] = []
+        while self.toolkit == "3dspeaker" and isinstance(value, str):
+            match = re.fullmatch(REFERENCE, value)
+            if not match:
+                break
+            key = match[1]
+            if key in followed or key not in self.values:
+                problem = "itself" if key in followed else "no key of this file"
+                raise ValueError(
+                    f"{self.path}: {value}: refers to {problem}; correct it"
+                )
+            followed.append(key)
+            value = self.values[key]
+        return value
+
+    def _of_extractor(
+        self, name: str, *, otherwise: str, usual: int
+    ) -> tuple[str, object]:
+        """Return the key and the value of an argument of 3D-Speaker's extractor.
+
+        Without it, the top-level key `otherwise` is taken, or the usual value.
+        """
+        args = self._section("feature_extractor", "args")
+        if name in args:
+            return f"feature_extractor.args.{name}", self._value(args[name])
+        return otherwise, self._value(self.values.get(otherwise, usual))
+
+    def _refuse_others(
+        self, where: str, section: Mapping[str, Any], names: Collection[str]
+    ) -> None:
+        """Refuse an argument of features that the toolkit's own code does not have."""
+        for name, value in section.items():
+            if name not in names:
+                raise self._refusal(f"{where}.{name}", value)
+
+    def _refusal(self, key: str, value: object, *, title: str = "") -> ValueError:
+        """Return the error of a setting whose features our Fbank does not compute."""
+        setting = f"{key}: {value}"
+        if title:
+            setting = f"{title}, {setting}"
+        return ValueError(
+            f"{self.path}: {setting}: not the features of a published"
+            f" {TITLES[self.toolkit or 'wespeaker']} model; such models cannot be"
+            " imported"
+        )
+
+    def _whole(self, key: str, value: object) -> int:
         """Return a size of features; ValueError for anything but a whole number in the range."""
         # Not `isinstance`: True is an instance of int.
         is_whole = type(value) is int
         if not is_whole or not 1 <= value <= MAX_SIZE:
             raise ValueError(
-                f"{self.path}: feature size {value!r} is not a whole number from 1 to"
-                f" {MAX_SIZE}"
+                f"{self.path}: {key}: {value!r} is not a whole number from 1 to"
+                f" {MAX_SIZE}; correct it"
+            )
+        return value
+
+    def _milliseconds(self, name: str, value: object) -> float:
+        """Return the length or the shift of frames; ValueError if it is no number."""
+        if type(value) is int:
+            value = float(value)
+        if type(value) is not float or not 0 < value <= MAX_SIZE:
+            raise ValueError(
+                f"{self.path}: dataset_args.fbank_args.{name}: {value!r} is not a number"
+                " of milliseconds; correct it"
+            )
+        return value
+
+    def _flag(self, key: str, value: object) -> bool:
+        """Return a flag; ValueError for text, which would always count as true."""
+        value = self._value(value)
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{self.path}: {key}: {value!r} is neither true nor false; correct it"
             )
         return value
 

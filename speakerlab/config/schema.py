@@ -53,6 +53,7 @@ NOT_LEARNED = (
     "training.checkpoint_every_steps",
     "training.valid_every_epochs",
     "training.average_checkpoints",
+    "training.keep_better",
     "training.on_divergence",
 )
 # Section -> (the values of its `name`, constructor arguments that the program supplies).
@@ -133,6 +134,9 @@ class TrainingConfig(Section):
     # What to do with the rows of the --init model's head.
     init_head: Literal["match", "keep", "drop"] = "match"
     freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
+    # After --init, publish the initial weights unless training has lowered the validation EER;
+    # false: always publish the trained weights.
+    keep_better: bool = True
     # Share of the head's classes that each step uses.
     sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     # Crops that BatchNorm normalises together; null: as many as fit.
@@ -159,6 +163,9 @@ class RuntimeConfig(Section):
     compile: bool | Literal["reduce-overhead"] = False
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | CountFromZero = "auto"
+    # Threads of torch in each rank, and in each process of `extract`. auto: the cores of the host,
+    # divided among its ranks.
+    num_threads: Literal["auto"] | Count = "auto"
     stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause
     # Memory for noise and rooms on the device; noise that needs more stays on the host. auto: a
     # sixth of a GPU's free memory; of the host's, a quarter and at most 4.

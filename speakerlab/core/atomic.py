@@ -26,13 +26,26 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to write; it replaces `path` on success and is removed on an error."""
+    """Yield an empty file to fill; it replaces `path` on success and is removed on an error.
+
+    Its mode is the mode that the umask gives.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Named by host and process, because several may write the same file.
     writer = f"{socket.gethostname()}.{os.getpid()}"
-    partial = path.with_name(f".{path.name}.{writer}.partial")
+    name = path.name
+    # A file name has at most 255 bytes, and a character at most 4.
+    if len(os.fsencode(name)) > 128:
+        name = name[-32:]
+    partial = path.with_name(f".{name}.{writer}.partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        # Some writers, such as safetensors' `save_file`, put a file in its place that only its
+        # owner may read.
+        if partial.stat().st_mode != mode:
+            partial.chmod(mode)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -68,6 +81,8 @@ def check_writable(path: Path) -> None:
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
+        with suppress(FileNotFoundError):
+            path.lstat()  # raises an error if the name is too long
         if path.is_dir():
             reason = os.strerror(errno.EISDIR)
             raise IsADirectoryError(errno.EISDIR, reason)

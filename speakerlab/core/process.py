@@ -68,6 +68,18 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
             continue
 
 
+def is_on_wsl(root: Path = Path("/")) -> bool:
+    """Return whether this is Linux on Windows (WSL); `root` is where `proc` and `dev` lie."""
+    # The device of its GPUs, also in containers and with a kernel of the user's own.
+    if (root / "dev/dxg").exists():
+        return True
+    try:
+        release = (root / "proc/sys/kernel/osrelease").read_text()
+    except OSError:  # not Linux
+        return False
+    return "microsoft" in release.lower()
+
+
 def keep_freed_memory() -> None:
     """Keep freed memory in this process, because each step reuses it.
 
@@ -234,6 +246,8 @@ def start_again(arguments: Sequence[str]) -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     """Exit now, with buffers flushed: gloo's threads sometimes abort at a regular exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The reader of a pipe may be gone, and nobody is left to hear of it.
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)

@@ -1,33 +1,159 @@
 """Read text and JSON; the error of an unreadable file is one line with its path."""
 
+import codecs
 import csv
+import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 AGAIN = "copy it again, or make it again with the command that wrote it"
 # `__pydantic_config__` of a dataclass.
 ONLY_FINITE = {"extra": "forbid", "allow_inf_nan": False}
+# Byte order mark -> encoding. The mark of UTF-32 begins like one of UTF-16, so it comes first.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+MARKS_OF_LINES = re.compile(rb"(?<=[\r\n])(\xef\xbb\xbf)+")  # of UTF-8
+READ_BYTES = 1 << 16  # at once
 
 
 @contextmanager
-def open_text(path: Path, *, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file, also with a byte order mark.
+def open_text(
+    path: Path, *, newline: str | None = None, errors: str = "strict"
+) -> Iterator[TextIO]:
+    """Open a text file: UTF-8, with or without a byte order mark, or UTF-16 or 32 with one.
 
-    Raises ValueError if it is not UTF-8, or if a `csv.reader` in the block rejects it.
+    errors: "surrogateescape" yields lines with bytes that are not UTF-8, to be refused one by one.
+    Raises ValueError for a folder, another encoding and NUL bytes, with the number of the first
+    such line, or if a `csv.reader` in the block rejects the file.
     """
     try:
-        # "-sig" drops a byte order mark, which would become a part of the first word.
-        with path.open(encoding="utf-8-sig", newline=newline) as stream:
+        file = path.open("rb", buffering=0)
+    except IsADirectoryError:
+        raise ValueError(
+            f"{path}: is a folder, not a file; give a file, or move the folder away"
+        ) from None
+    source = _Bytes(file, path)
+    try:
+        with io.TextIOWrapper(
+            source, encoding=source.encoding, errors=errors, newline=newline
+        ) as stream:
             yield stream
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(source.describe(error)) from None
     except csv.Error as error:
         raise ValueError(f"{path}: is not a table ({error}); correct it") from None
+
+
+class _Bytes(io.BufferedIOBase):
+    """Bytes of a text file on their way to the decoder, without the marks of UTF-8.
+
+    They are read once, from the start, because the file may be a pipe.
+    """
+
+    def __init__(self, file: BinaryIO | io.FileIO, path: Path) -> None:
+        self.file = file
+        self.path = path
+        self.num_line_ends = 0  # before `last`
+        self.last = b""  # the bytes that were read last
+        self.head = b""
+        # A pipe may yield fewer bytes than there are.
+        while len(self.head) < 4:
+            more_bytes = file.read(4 - len(self.head))
+            if not more_bytes:
+                break
+            self.head += more_bytes
+        self.encoding = "utf-8"
+        for mark, encoding in MARKS.items():
+            if self.head.startswith(mark):
+                self.encoding = encoding
+                break
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size >= 0:
+            return self.read1(size)
+        parts = list(iter(self.read1, b""))
+        return b"".join(parts)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        data = self._read_without_marks()
+        self.num_line_ends += count_line_ends(self.last)
+        if self.last.endswith(b"\r") and data.startswith(b"\n"):
+            self.num_line_ends -= 1  # both are one line end
+        self.last = data
+        # UTF-16 is full of them.
+        nul = data.find(b"\0") if self.encoding == "utf-8" else -1
+        if nul >= 0:
+            number = self.num_line_ends + count_line_ends(data[:nul]) + 1
+            raise ValueError(
+                f"{self.path}:{number}: has a NUL byte, as damaged files and UTF-16"
+                " without a byte order mark have; save it as UTF-8"
+            )
+        return data
+
+    def _read_without_marks(self) -> bytes:
+        """Read bytes without marks at the starts of lines, which files joined by `cat` have."""
+        is_line_start = not self.last or self.last.endswith((b"\r", b"\n"))
+        while True:
+            data = self.head or self.file.read(READ_BYTES) or b""
+            self.head = b""
+            # A mark must not be cut in two.
+            while data.endswith((codecs.BOM_UTF8[:1], codecs.BOM_UTF8[:2])):
+                next_byte = self.file.read(1)
+                if not next_byte:
+                    break
+                data += next_byte
+            if self.encoding != "utf-8" or codecs.BOM_UTF8 not in data:
+                return data
+            while is_line_start and data.startswith(codecs.BOM_UTF8):
+                data = data.removeprefix(codecs.BOM_UTF8)
+            data = MARKS_OF_LINES.sub(b"", data)
+            # No bytes would be the end of the file.
+            if data:
+                return data
+
+    def describe(self, error: UnicodeDecodeError) -> str:
+        """Return one line with the number and the start of the line that is not UTF-8."""
+        if self.encoding != "utf-8":
+            name = self.encoding.upper()
+            return (
+                f"{self.path}: begins as {name} but is not {name} text; save it as"
+                " UTF-8"
+            )
+        # Of the decoder: the rest of earlier bytes, and the last bytes read.
+        data = error.object
+        num_after = count_line_ends(data[error.start :])
+        num_read = self.num_line_ends + count_line_ends(self.last)
+        number = num_read - num_after + 1
+        *_, start = re.split(rb"[\r\n]", data[: error.start])
+        end, *_ = re.split(rb"[\r\n]", data[error.start :])
+        line = (start[-40:] + end[:40]).decode("utf-8", "backslashreplace")
+        got = re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", line.strip())
+        return f"{self.path}:{number}: is not UTF-8 text, got '{got}'; save it as UTF-8"
+
+
+def count_line_ends(data: bytes) -> int:
+    r"""Return the number of line ends: \n, \r\n or \r."""
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
 def read_text(path: Path) -> str:

@@ -4,7 +4,6 @@ Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; with
 rooms) only the audio is checked.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,7 +58,8 @@ def check_data_dirs(
 ) -> list[str]:
     """Check directories that are used together; write utt2dur and rejected.tsv; return notes.
 
-    decode: read every file to its end (finds truncated ones) instead of its header alone.
+    decode: decode every file, which finds damage within it, instead of reading its header and its
+    end alone.
     allow_rejected: the share of a directory's utterances whose audio may be missing or broken.
     Raises ValueError with every fault, FileNotFoundError where a directory has no wav.scp.
     """
@@ -103,7 +103,7 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
         wavs=wavs,
         segments=segments,
         speakers=speakers,
-        trials=sorted(folder.glob("trials*")),
+        trials=tables.list_trials(folder),
         models=tables.read_enroll(folder / tables.ENROLL_MAP, faults),
         rejected=rejected,
     )
@@ -229,22 +229,17 @@ Look = Callable[[str], audio.AudioInfo | str]
 
 
 def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str:
-    """Return the header, or the problem in one line; decode: after reading the file to its end."""
+    """Return length and format of a recording, or the problem in one line."""
     try:
-        info = audio.read_info(path, sample_rate=sample_rate)
-        if decode:
-            # A deque of length 0 runs through the blocks and keeps none.
-            with audio.stream(path) as (_, blocks):
-                deque(blocks, maxlen=0)
+        return audio.read_info(path, sample_rate=sample_rate, decode=decode)
     except (ValueError, FileNotFoundError) as error:
         return str(error)
-    return info
 
 
 def _check_audio(
     data_dir: DataDir, faults: Faults, look: Look, num_workers: int
 ) -> list[str]:
-    """Set the duration or the rejection of every utterance; return a note on stereo files."""
+    """Set the duration or the rejection of every utterance; return notes on unusual formats."""
     folder = data_dir.folder
     # A path that ends in "|" is a command, which `_check_tables` refuses.
     paths = {
@@ -287,36 +282,65 @@ def _check_audio(
                 line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
                 faults.add("bad segments", line)
 
-    return _note_stereo(folder, infos)
+    return _note_formats(folder, infos)
 
 
-def _note_stereo(folder: Path, infos: Mapping[str, audio.AudioInfo | str]) -> list[str]:
-    """Return a note on the recordings with several channels; none if there are none."""
+def _note_formats(
+    folder: Path, infos: Mapping[str, audio.AudioInfo | str]
+) -> list[str]:
+    """Return a note for each unusual property of recordings."""
     stereo: list[str] = []
+    without_index: list[str] = []
     for recording, info in infos.items():
         if isinstance(info, str):
             continue
         if info.num_channels > 1:
             stereo.append(recording)
-    if not stereo:
-        return []
-    others = " and others" if len(stereo) > 1 else ""
-    text = f"{len(stereo)} recordings have several channels: {stereo[0]}{others}"
-    return [f"{folder}: {text}; the first channel is read"]
+        if not info.has_index:
+            without_index.append(recording)
+
+    notes: list[str] = []
+    if stereo:
+        text = f"have several channels: {_count(stereo)}; the first channel is read"
+        notes.append(f"{folder}: {len(stereo)} recordings {text}")
+    if without_index:
+        text = f"are decoded from their start for every crop: {_count(without_index)}"
+        fix = "training is faster from shards (speakerlab pack) or from wav or flac"
+        notes.append(f"{folder}: {len(without_index)} recordings {text}; {fix}")
+    return notes
+
+
+def _count(recordings: Sequence[str]) -> str:
+    """Return the first id, and whether there are others."""
+    others = " and others" if len(recordings) > 1 else ""
+    return f"{recordings[0]}{others}"
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
     """Report broken recordings if all are broken, or a larger share than `allow_rejected`."""
-    rejected = data_dir.rejected
+    # Sound files that were left out on purpose count for neither side.
+    rejected: dict[str, tables.Rejection] = {}
+    for name, row in data_dir.rejected.items():
+        if not name.startswith(tables.NOT_USED):
+            rejected[name] = row
     # Includes the nameless files, which are rejected but are no utterances.
     all_ids = data_dir.utterances.keys() | rejected.keys()
     num_files = len(all_ids)
     num_rejected = len(rejected)
+    if not rejected:
+        return
     if num_rejected == num_files or num_rejected / num_files > allow_rejected:
         # Several segments of a recording have the same reason.
         reasons = {reason for _, reason in rejected.values()}
         for reason in sorted(reasons):
             faults.add("broken recordings", reason)
+        num_allowed = int(allow_rejected * num_files)
+        faults.add(
+            "sets with too many broken recordings",
+            f"{data_dir.folder}: {num_rejected} of {num_files} recordings are broken"
+            f" ({num_rejected / num_files:.1%}), {num_rejected - num_allowed} more than"
+            f" --allow-rejected {allow_rejected:g} allows; repair them, or raise it",
+        )
 
 
 def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:

@@ -1,19 +1,23 @@
 """Input audio of a model. In: a file, its content, an array. Out: wave_S at the model's rate.
 
-Only the first channel is used, as in training. Letters: S samples, C channels.
+By default, the first channel is used, as in training. Letters: S samples, C channels.
 A file is read as int16 like the recordings of a data directory, so that both give equal samples.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from speakerlab.data import audio
+from speakerlab.data import audio, levels
 
+log = logging.getLogger(__name__)
+# Number of a channel, from 1; "mix": their mean; None: the first, with a warning if others differ.
+Channels = int | Literal["mix"] | None
 MAX_CHANNELS = 32  # more in the shorter direction of an array is a batch
 # dtype -> (value of silence, value of amplitude 1.0)
 INTEGERS = {
@@ -21,52 +25,276 @@ INTEGERS = {
     np.dtype(np.int16): (0, 32768.0),
     np.dtype(np.int32): (0, 2147483648.0),
 }
+# A channel differs from the first one where it is not only a louder or quieter copy: a share of its
+# power remains when the copy is subtracted. The noise of an open input, below -60 dB of full scale,
+# is no difference.
+MIN_OTHER_SHARE = 0.01
+MIN_OTHER_PEAK = 0.001
+# Amplitudes of 16-bit values in int32 are smaller, and vanish when they are rounded to 16 bits.
+MIN_ROUNDED = 0.75 / audio.FULL_SCALE
 
 
 def read_wave(
-    source: Any, *, sample_rate: int, source_rate: int | None = None
+    source: Any,
+    *,
+    sample_rate: int,
+    source_rate: int | None = None,
+    channels: Channels = None,
+    check_levels: bool = True,
 ) -> np.ndarray:
     """Read wave_S, float32 in [-1, 1], at `sample_rate`.
 
     source: a path, the content of a file (bytes), an open binary file, or an array or tensor of
     floating point, int16, int32 or uint8 with shape (S,), (S, C) or (C, S); the shorter axis holds
-    the channels. `source_rate` is the rate of an array; None: it has `sample_rate`.
-    Raises ValueError with one line for audio that is broken, empty or constant.
+    the channels. `source_rate` is the rate of an array; None: it has `sample_rate`. channels: which
+    channel to read; an array of more than two needs it. check_levels: refuse a peak below -80 dB of
+    full scale, and warn of other samples that no recording of speech has.
+    Raises ValueError with one line for audio that is broken, empty, silent or constant.
     """
-    where = audio.name_of(source)
-    # numpy cannot join zero arrays, and a recording may have no block.
-    no_samples = np.zeros(0, dtype=np.float32)
-    with _stream_wave(source, sample_rate, source_rate) as blocks:
-        wave_S = np.concatenate([no_samples, *blocks])
-    if not len(wave_S):
-        raise ValueError(_no_audio(where))
-    if wave_S.min() == wave_S.max():
-        raise ValueError(
-            f"{where}: is silent, got {wave_S[0]:g} in every sample; give a recording"
-            " of a voice"
-        )
+    reading = _Reading(audio.name_of(source), channels)
+    wave_S = _read(source, reading, sample_rate, source_rate)[:, 0]
+    reading.refuse_silence()
+    reading.warn_of_other_channel()
+    if check_levels:
+        _check_levels(wave_S, sample_rate, reading.where, source)
     return wave_S
 
 
-def spool_wave(
+def read_channels(
     source: Any, *, sample_rate: int, source_rate: int | None = None
+) -> np.ndarray:
+    """Read wave_CS, every channel of a recording, as `read_wave` reads it."""
+    reading = _Reading(audio.name_of(source), None, reads_each=True)
+    wave_SC = _read(source, reading, sample_rate, source_rate)
+    wave_CS = np.ascontiguousarray(wave_SC.T)
+    for index, wave_S in enumerate(wave_CS):
+        reading.refuse_silence(index)
+        where = f"{reading.where}, channel {index + 1}"
+        _check_levels(wave_S, sample_rate, where, source)
+    return wave_CS
+
+
+def spool_wave(
+    source: Any,
+    *,
+    sample_rate: int,
+    source_rate: int | None = None,
+    channels: Channels = None,
 ) -> np.ndarray:
     """Read wave_S, int16, at `sample_rate`, into a temporary file that ends with the array.
 
-    Like `read_wave`, but hours of audio need little memory, and silence is not refused.
+    Like `read_wave`, but hours of audio need little memory, and levels are not checked.
     """
-    with (
-        tempfile.TemporaryFile() as file,
-        _stream_wave(source, sample_rate, source_rate) as blocks,
-    ):
-        for wave_S in blocks:
-            int16_S = audio.to_int16(wave_S)
-            file.write(int16_S.tobytes())
-        file.flush()
-        if not file.tell():
-            raise ValueError(_no_audio(audio.name_of(source)))
-        # The file has no name: the kernel removes it when the array is gone.
-        return np.memmap(file, dtype=np.int16, mode="r")
+    reading = _Reading(audio.name_of(source), channels)
+    (wave_S,) = _spool(source, reading, sample_rate, source_rate)
+    reading.warn_of_other_channel()
+    return wave_S
+
+
+def spool_channels(
+    source: Any, *, sample_rate: int, source_rate: int | None = None
+) -> list[np.ndarray]:
+    """Read wave_S of every channel, as `spool_wave` reads it."""
+    reading = _Reading(audio.name_of(source), None, reads_each=True)
+    return _spool(source, reading, sample_rate, source_rate)
+
+
+def warn_of_levels(wave_S: np.ndarray, *, sample_rate: int, where: str) -> None:
+    """Warn of a spooled wave that is no recording of speech, unless it is silent."""
+    measured = levels.measure(wave_S, sample_rate=sample_rate)
+    if measured.lowest == measured.highest:
+        return
+    fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
+    if fault is not None:
+        log.warning("%s: %s; check the recording", where, fault)
+
+
+class _Reading:
+    """Channels of a recording to read, and statistics of its samples, block by block."""
+
+    def __init__(
+        self, where: str, channels: Channels, *, reads_each: bool = False
+    ) -> None:
+        is_number = isinstance(channels, int | np.integer)
+        is_valid = channels in (None, "mix")
+        # True is 1 in Python, but no number of a channel.
+        if is_number and not isinstance(channels, bool):
+            is_valid = channels >= 1
+        if not is_valid:
+            raise ValueError(
+                "channels: must be the number of a channel, from 1, or 'mix' ('each'"
+                f" only to embed or diarize one recording), got {channels!r}; correct it"
+            )
+        self.where = where
+        self.channels = channels
+        self.reads_each = reads_each
+        self.choice = "--channel N or mix (in Python channels=)"  # for messages
+        self.num_channels = 0
+        # Of the channels that are read.
+        self.lowest_C = np.array(np.inf)
+        self.highest_C = np.array(-np.inf)
+        # Of all channels: power, product with the first channel, and peak.
+        self.power_C = np.zeros(1)
+        self.product_C = np.zeros(1)
+        self.peak_C = np.zeros(1)
+
+    def amplitudes(self, raw_SC: np.ndarray) -> np.ndarray:
+        """Return the channels to read of a block, as float32 in [-1, 1]."""
+        all_SC = _amplitudes(raw_SC, self.where)
+        _, num_channels = all_SC.shape
+        # Some AAC streams become stereo after their first frames.
+        is_change = self.num_channels not in (0, num_channels)
+        if is_change and self.reads_each:
+            raise ValueError(
+                f"{self.where}: changes from {self.num_channels} to {num_channels}"
+                " channels; convert it to wav or flac"
+            )
+        self.num_channels = num_channels
+        if num_channels > 1 and len(self.power_C) in (1, num_channels):
+            self._compare(all_SC)
+
+        if self.reads_each:
+            wave_SC = all_SC
+        elif self.channels == "mix":
+            wave_SC = all_SC.mean(axis=1, keepdims=True)
+        else:
+            number = int(self.channels or 1)
+            if number > num_channels:
+                raise ValueError(
+                    f"{self.where}: has {num_channels} channels, got channel {number};"
+                    f" give one from 1 to {num_channels}"
+                )
+            # A copy: a view would keep the other channels in memory.
+            wave_SC = np.ascontiguousarray(all_SC[:, number - 1 : number])
+        self.lowest_C = np.minimum(self.lowest_C, wave_SC.min(axis=0))
+        self.highest_C = np.maximum(self.highest_C, wave_SC.max(axis=0))
+        return wave_SC
+
+    def _compare(self, all_SC: np.ndarray) -> None:
+        """Add a block to the statistics of all channels."""
+        first_S = all_SC[:, 0]
+        self.power_C = self.power_C + np.einsum("sc,sc->c", all_SC, all_SC)
+        self.product_C = self.product_C + first_S @ all_SC
+        self.peak_C = np.maximum(self.peak_C, np.abs(all_SC).max(axis=0))
+
+    def other_channel(self) -> int | None:
+        """Return the number of a channel with other sound than the first; None if none has."""
+        copied_C = np.zeros(len(self.power_C))
+        if self.power_C[0] > 0:
+            copied_C = self.product_C**2 / self.power_C[0]
+        differs_C = self.power_C - copied_C > MIN_OTHER_SHARE * self.power_C
+        differs_C &= self.peak_C > MIN_OTHER_PEAK
+        differs_C[0] = False
+        if not differs_C.any():
+            return None
+        return int(differs_C.argmax()) + 1
+
+    def refuse_silence(self, index: int = 0) -> None:
+        """Raise ValueError if all samples of a channel that was read are equal."""
+        value = self.lowest_C[index]
+        if value != self.highest_C[index]:
+            return
+        if value:
+            raise ValueError(
+                f"{self.where}: is constant, got {value:g} in every sample; give a"
+                " recording of a voice"
+            )
+        number = index + 1 if self.reads_each else self.channels or 1
+        where = self.where
+        if self.num_channels > 1 and number != "mix":
+            where = f"{self.where}, channel {number}"
+        audible_C = np.flatnonzero(self.peak_C > MIN_OTHER_PEAK)
+        fix = "give a recording of a voice"
+        if len(audible_C):
+            fix = f"channel {audible_C[0] + 1} has sound, choose with {self.choice}"
+        raise ValueError(f"{where}: is silent, got 0 in every sample; {fix}")
+
+    def warn_of_other_channel(self) -> None:
+        """Warn if the first channel was read by default, and another one has other sound."""
+        if self.channels is None and self.other_channel() is not None:
+            log.warning(
+                "%s: has %d channels that differ, and only channel 1 was read; choose"
+                " with %s",
+                self.where,
+                self.num_channels,
+                self.choice,
+            )
+
+
+def _check_levels(
+    wave_S: np.ndarray, sample_rate: int, where: str, source: Any
+) -> None:
+    """Refuse a wave without sound; warn of one that is no recording of speech."""
+    measured = levels.measure(wave_S, sample_rate=sample_rate)
+    if measured.peak_db < levels.SILENT_DB:
+        raise ValueError(_too_faint(where, measured.peak_db, source))
+    if _is_int32(source) and measured.peak_db < levels.INT24_DB:
+        fault = "has 24-bit values in int32; multiply them by 256"
+    else:
+        fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
+    if fault is None:
+        fault = levels.find_padding(wave_S)
+    if fault is not None:
+        log.warning("%s: %s; check the recording", where, fault)
+
+
+def _too_faint(where: str, peak_db: float, source: Any) -> str:
+    fix = "give a louder recording, or scale it to [-1, 1]"
+    if _is_int32(source):
+        fix = "cast 16-bit values to int16"
+    return (
+        f"{where}: has a peak of {peak_db:.0f} dB of full scale, which is no speech;"
+        f" {fix}"
+    )
+
+
+def _is_int32(source: Any) -> bool:
+    """Return whether a source is an array or tensor of 32-bit integers."""
+    return str(getattr(source, "dtype", "")).endswith("int32")
+
+
+def _read(
+    source: Any, reading: _Reading, sample_rate: int, source_rate: int | None
+) -> np.ndarray:
+    """Return wave_SC, float32, of the channels to read."""
+    with _stream_waves(source, reading, sample_rate, source_rate) as blocks:
+        waves = list(blocks)
+    wave_SC = np.concatenate(waves) if waves else np.zeros((0, 1), dtype=np.float32)
+    if not len(wave_SC):
+        raise ValueError(_no_audio(reading.where))
+    return wave_SC
+
+
+def _spool(
+    source: Any, reading: _Reading, sample_rate: int, source_rate: int | None
+) -> list[np.ndarray]:
+    """Write the channels to read, int16, into temporary files; return wave_S of each."""
+    with ExitStack() as stack:
+        opened = _stream_waves(source, reading, sample_rate, source_rate)
+        blocks = stack.enter_context(opened)
+        files: list[Any] = []
+        for wave_SC in blocks:
+            int16_SC = audio.to_int16(wave_SC)
+            for index, int16_S in enumerate(int16_SC.T):
+                if index == len(files):
+                    file = stack.enter_context(tempfile.TemporaryFile())
+                    files.append(file)
+                files[index].write(int16_S.tobytes())
+
+        waves: list[np.ndarray] = []
+        for file in files:
+            file.flush()
+            if file.tell():
+                # The file has no name: the kernel removes it when the array is gone.
+                waves.append(np.memmap(file, dtype=np.int16, mode="r"))
+    if not waves:
+        raise ValueError(_no_audio(reading.where))
+    # Silence is no error here, but values that only rounding to 16 bits made silent are.
+    peak = max(np.abs(reading.lowest_C).max(), np.abs(reading.highest_C).max())
+    if 0 < peak < MIN_ROUNDED:
+        peak_db = 20 * np.log10(peak)
+        raise ValueError(_too_faint(reading.where, peak_db, source))
+    return waves
 
 
 def _no_audio(where: str) -> str:
@@ -74,44 +302,45 @@ def _no_audio(where: str) -> str:
 
 
 @contextmanager
-def _stream_wave(
-    source: Any, sample_rate: int, source_rate: int | None
+def _stream_waves(
+    source: Any, reading: _Reading, sample_rate: int, source_rate: int | None
 ) -> Iterator[Iterator[np.ndarray]]:
-    """Decode and resample a recording in blocks, float32 in [-1, 1]."""
-    where = audio.name_of(source)
+    """Decode and resample the channels to read in blocks wave_SC, float32 in [-1, 1]."""
+    where = reading.where
     if isinstance(source, bytearray | memoryview):
         source = bytes(source)
     is_open_file = hasattr(source, "read")
     if is_open_file or isinstance(source, str | Path | bytes):
-        opened = audio.stream(source)
+        opened = audio.stream(source, all_channels=True)
     else:
         rate = sample_rate if source_rate is None else source_rate
-        array_blocks = _array_blocks(source, rate, where)
+        array_blocks = _array_blocks(source, rate, reading)
         opened = nullcontext((rate, array_blocks))
     with opened as (rate, blocks):
         if source_rate not in (None, rate):
             line = f"{where}: the file says {rate} Hz, got sample_rate={source_rate}"
             raise ValueError(f"{line}; leave it out for files")
-        waves = (_amplitudes(block_S, where) for block_S in blocks)
+        waves = (reading.amplitudes(raw_SC) for raw_SC in blocks if len(raw_SC))
         yield _resampled(waves, rate, sample_rate)
 
 
-def _array_blocks(source: Any, rate: int, where: str) -> Iterator[np.ndarray]:
+def _array_blocks(source: Any, rate: int, reading: _Reading) -> Iterator[np.ndarray]:
     is_whole = isinstance(rate, int | np.integer)
     if not is_whole or rate < 1:
         raise ValueError(
-            f"{where}: sample_rate must be a whole number above 0, got {rate!r};"
+            f"{reading.where}: sample_rate must be a whole number above 0, got {rate!r};"
             " correct it"
         )
-    raw_S = _first_channel(source, where)
+    raw_SC = _array_channels(source, reading)
     # Errors of an array are raised here, before the first block is read.
     block_samples = audio.BLOCK_SAMPLES
-    starts = range(0, len(raw_S), block_samples)
-    return (raw_S[start : start + block_samples] for start in starts)
+    starts = range(0, len(raw_SC), block_samples)
+    return (raw_SC[start : start + block_samples] for start in starts)
 
 
-def _first_channel(source: Any, where: str) -> np.ndarray:
-    """Return raw_S, if possible as a view, of a numpy array or torch tensor."""
+def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
+    """Return raw_SC, if possible as a view, of a numpy array or torch tensor."""
+    where = reading.where
     # A tensor, recognised without importing torch.
     if hasattr(source, "detach"):
         source = source.detach().cpu()
@@ -130,63 +359,78 @@ def _first_channel(source: Any, where: str) -> np.ndarray:
             f"{where}: must be floating point, int16, int32 or uint8, got"
             f" {source.dtype}; cast it"
         )
-    if not source.size:
-        return source.reshape(-1)
-    # The shorter direction is the channels, because a recording has more samples than channels.
-    if source.ndim == 2 and min(source.shape) <= MAX_CHANNELS:
-        num_rows, num_columns = source.shape
-        if num_rows <= num_columns:
-            return source[0]
-        return source[:, 0]
-    if source.ndim != 1:
+    # Not a subclass such as memmap, which the resampler refuses.
+    source = np.asarray(source)
+    if not source.size or source.ndim == 1:
+        return source.reshape(-1, 1)
+    num_channels = min(source.shape)
+    if source.ndim != 2 or num_channels > MAX_CHANNELS:
         raise ValueError(
             f"{where}: must have shape (samples,), (samples, channels) or (channels,"
             f" samples), got {source.shape}; give recordings one by one"
         )
-    return source
+    # In most programs, more rows than two are a batch.
+    is_undecided = reading.channels is None and not reading.reads_each
+    if num_channels > 2 and is_undecided:
+        raise ValueError(
+            f"{where}: may be a batch or have {num_channels} channels, got shape"
+            f" {source.shape}; embed_many(list(x)) takes a batch, channels=1 or mix"
+            " a recording"
+        )
+    reading.choice = "channels=N or 'mix'; a batch is for embed_many(list(x))"
+    # The shorter direction is the channels, because a recording has more samples than channels.
+    num_rows, num_columns = source.shape
+    return source.T if num_rows <= num_columns else source
 
 
-def _amplitudes(block_S: np.ndarray, where: str) -> np.ndarray:
+def _amplitudes(raw_SC: np.ndarray, where: str) -> np.ndarray:
     """Return samples as float32 in [-1, 1]; refuse values not finite or of another scale."""
-    if block_S.dtype in INTEGERS:
-        silence, full_scale = INTEGERS[block_S.dtype]
+    if raw_SC.dtype in INTEGERS:
+        silence, full_scale = INTEGERS[raw_SC.dtype]
         # float32 rounds large int32 values, but the division is exact (the scales are powers of
         # two), so the result is as near as float32 allows.
-        centred_S = block_S.astype(np.float32) - silence
-        return centred_S / full_scale
-    is_finite_S = np.isfinite(block_S)
-    if not is_finite_S.all():
+        centred_SC = raw_SC.astype(np.float32) - silence
+        return centred_SC / full_scale
+    is_finite_SC = np.isfinite(raw_SC)
+    if not is_finite_SC.all():
         raise ValueError(
             f"{where}: must be finite, got NaN or infinity; look at its source"
         )
-    peak = np.abs(block_S).max()
+    peak = np.abs(raw_SC).max()
     if peak > audio.MAX_PEAK:
+        fix = "divide by the full scale (32768 for 16 bits)"
+        if raw_SC.min() >= 0 and peak <= 255:
+            fix = "for 8 bits, subtract 128 and divide by 128"
         raise ValueError(
-            f"{where}: floating point must be in [-1, 1], got {peak:g}; divide by the"
-            " full scale (32768 for 16 bits)"
+            f"{where}: floating point must be in [-1, 1], got {peak:g}; {fix}"
         )
-    clipped_S = np.clip(block_S, -1.0, 1.0)
-    return clipped_S.astype(np.float32)
+    clipped_SC = np.clip(raw_SC, -1.0, 1.0)
+    return clipped_SC.astype(np.float32)
 
 
 def _resampled(
     blocks: Iterator[np.ndarray], from_rate: int, to_rate: int
 ) -> Iterator[np.ndarray]:
-    """Resample a wave; its spectrum is cut below the lower Nyquist frequency."""
+    """Resample waves; their spectrum is cut below the lower Nyquist frequency."""
     if from_rate == to_rate:
         yield from blocks
         return
     import soxr
 
-    stream = soxr.ResampleStream(
-        from_rate,
-        to_rate,
-        num_channels=1,
-        dtype="float32",
-        quality="HQ",
-    )
-    for wave_S in blocks:
-        yield stream.resample_chunk(wave_S)
+    stream = None
+    num_channels = 0
+    for wave_SC in blocks:
+        if stream is None:
+            _, num_channels = wave_SC.shape
+            stream = soxr.ResampleStream(
+                from_rate,
+                to_rate,
+                num_channels=num_channels,
+                dtype="float32",
+                quality="HQ",
+            )
+        yield stream.resample_chunk(np.ascontiguousarray(wave_SC))
     # The filter holds back the last samples until the end of the input is signalled.
-    no_samples = np.zeros(0, dtype=np.float32)
-    yield stream.resample_chunk(no_samples, last=True)
+    if stream is not None:
+        no_samples = np.zeros((0, num_channels), dtype=np.float32)
+        yield stream.resample_chunk(no_samples, last=True)

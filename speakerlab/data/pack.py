@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from speakerlab.core import done
 from speakerlab.core.atomic import alone, locked, replacing
+from speakerlab.core.bars import progress_bar
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
@@ -280,8 +280,7 @@ def _write_shards(job: Job, shards: Sequence[int], num_workers: int) -> None:
         min(num_workers, len(incomplete_shards)),
     )
     total = sum(num_utterances.values())
-    # disable=None: show the bar only on a terminal.
-    with tqdm(total=total, unit=" utterances", disable=None) as bar:
+    with progress_bar(total=total, unit="utterances") as bar:
         for shard in written_shards:
             bar.update(num_utterances[shard])
 

@@ -3,10 +3,11 @@
 A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds) and, if
 recordings are cut up, `segments` (id recording start end, in seconds). A test set has `trials*`.
 `rejected.tsv` (id, path, reason) lists excluded audio: utterances of the tables and, under ids that
-begin with NAMELESS, files that have no line there. `utt2<name>` and `spk2<name>` hold conditions of
-an utterance or a speaker, in one word; `enroll.map` (model utterance ...) lists the utterances of
-each enrolment model of a trial list. `about` has facts about the recordings, under the keys of
-ABOUT, for the cards of models that are trained on them.
+begin with NAMELESS, files that have no line there. Those of NOT_USED are sound, but were left out
+on purpose. `utt2<name>` and `spk2<name>` hold conditions of an utterance or a speaker, in one word;
+`enroll.map` (model utterance ...) lists the utterances of each enrolment model of a trial list.
+`about` has facts about the recordings, under the keys of ABOUT, for the cards of models that are
+trained on them.
 """
 
 import hashlib
@@ -18,13 +19,33 @@ from pathlib import Path
 
 from speakerlab.core.atomic import locked, replacing_folder, write_text
 from speakerlab.core.faults import Faults, nearest
+from speakerlab.core.leftovers import is_leftover
+from speakerlab.core.reading import open_text, read_text
 from speakerlab.data.shards import unread
 
 NAMELESS = "~"
+NOT_USED = "~~"  # of the nameless files: left out on purpose, such as copies
 # Lock in the folder of data directories: held by prepare.py, shared by other commands.
 ROOT_LOCK = ".lock"
 ENROLL_MAP = "enroll.map"
 ABOUT = ("corpus", "licence", "languages", "page")
+# Columns of each table, by its name. A column of WITH_BLANKS takes the rest of its line, all others
+# are one word.
+COLUMNS = {
+    "wav.scp": "recording path",
+    "segments": "utterance recording start end",
+    "utt2spk": "utterance speaker",
+    "utt2dur": "utterance seconds",
+    "spk2utt": "speaker utterances",
+    "utt2utts": "utterance utterances",
+    ENROLL_MAP: "model utterances",
+    "about": "key text",
+}
+WITH_BLANKS = ("path", "utterances", "text")
+CONDITION_COLUMNS = "id value"  # of utt2<name> and spk2<name>
+OTHER_COLUMNS = "id text"  # of a table of any other name
+# Beginnings of the names of tables that a data directory may have several of.
+NAMED_TABLES = ("trials", "utt2", "spk2")
 # Tables named like conditions that are none; every data directory may have them.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
 # Characters that cannot be in a line of UTF-8.
@@ -36,13 +57,15 @@ Rejection = tuple[str, str]  # path, reason
 MAX_SECONDS = 1e9  # 32 years; a later time is damage
 
 
-def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
+def read_table(
+    path: Path, faults: Faults | None = None, *, columns: str | None = None
+) -> dict[str, str]:
     """Read a Kaldi table: the first word of a line is the key, the rest its value.
 
-    Duplicate keys and lines without a value go to `faults`, or raise ValueError without it.
+    columns: their names, as in COLUMNS; by default those of the file's name.
+    Lines with more or fewer columns, duplicate keys and lines that are not UTF-8 go to `faults`, or
+    raise ValueError without it.
     """
-    line_faults = Faults() if faults is None else faults
-    table: dict[str, str] = {}
     if not path.exists():
         fix = (
             "prepare the data directory first (prepare.py of a recipe), or correct the"
@@ -51,8 +74,14 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
         if path.name == "utt2dur":
             fix = f"run `speakerlab check {path.parent}`"
         raise FileNotFoundError(f"{path}: no such file; {fix}")
-    # A byte that is not UTF-8 becomes a surrogate, so that its line can be named.
-    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+
+    line_faults = Faults() if faults is None else faults
+    wanted = columns or columns_of(path.name)
+    num_columns = len(wanted.split())
+    may_have_blanks = wanted.endswith(WITH_BLANKS)
+    table: dict[str, str] = {}
+    # A byte that is not UTF-8 becomes a surrogate, so that every such line can be named.
+    with open_text(path, errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             # Almost all lines are ASCII, and need no search.
             is_ascii = line.isascii()
@@ -61,22 +90,45 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
                 text = f"{path}:{number}: is not UTF-8, got '{got}'; save it as UTF-8"
                 line_faults.add("lines of another encoding", text)
                 continue
-            fields = line.split(maxsplit=1)
+            fields = line.split(maxsplit=1 if may_have_blanks else -1)
             if not fields:
                 continue
             key = fields[0]
-            if len(fields) < 2:
-                text = f"{path}:{number}: '{key}' has no value; write 'id value'"
+            if len(fields) != num_columns:
+                got = one_line(line.strip())
+                text = (
+                    f"{path}:{number}: must have {num_columns} columns, '{wanted}', got"
+                    f" '{got}'; {_column_fix(len(fields) - num_columns)}"
+                )
                 line_faults.add("bad lines", text)
             elif key in table:
                 text = f"{path}:{number}: duplicate id {key}; keep one line"
                 line_faults.add("duplicate ids", text)
+            elif num_columns == 2:
+                table[key] = fields[1].rstrip()
             else:
-                table[key] = fields[1].strip()
+                table[key] = " ".join(fields[1:])
     # A caller that passes `faults` reports them together with the faults of other tables.
     if faults is None:
         line_faults.raise_if_any(f"{path}: refused")
     return table
+
+
+def columns_of(name: str) -> str:
+    """Return the columns of the table of this name."""
+    if name in COLUMNS:
+        return COLUMNS[name]
+    # Corpora prefix the names: train_utt2spk.
+    if name.startswith(("utt2", "spk2")) or name.endswith("utt2spk"):
+        return CONDITION_COLUMNS
+    return OTHER_COLUMNS
+
+
+def _column_fix(num_more: int) -> str:
+    """Return the fix of a line with so many columns more than its table has."""
+    if num_more < 0:
+        return "add the missing columns"
+    return "remove the other columns, and write a name with blanks as one word"
 
 
 def read_segments(path: Path, faults: Faults | None = None) -> dict[str, Segment]:
@@ -145,11 +197,13 @@ def read_about(folder: Path) -> dict[str, str]:
 
 
 def list_tables(folder: Path) -> list[str]:
-    """List the tables of a data directory, without the outputs of checking and packing."""
+    """List the tables of a data directory, without the outputs of checking and packing.
+
+    Raises ValueError for a folder that is named like a table.
+    """
     names = ["wav.scp", "segments", "utt2spk", ENROLL_MAP]
     names += list_conditions(folder)
-    # Sorted: digests of these tables depend on the order, which the file system does not fix.
-    names += sorted(path.name for path in folder.glob("trials*"))
+    names += [path.name for path in list_trials(folder)]
     tables: list[str] = []
     for name in names:
         path = folder / name
@@ -158,13 +212,66 @@ def list_tables(folder: Path) -> list[str]:
     return tables
 
 
+def list_trials(folder: Path) -> list[Path]:
+    """List the trial lists of a data directory, files whose names begin with `trials`.
+
+    Raises ValueError for a folder of such a name.
+    """
+    paths = _list_named(folder, "trials")
+    for path in paths:
+        if path.is_dir():
+            raise ValueError(
+                f"{path}: is a folder, not a trial list; move its lists to"
+                f" {folder}/trials_NAME, and remove it"
+            )
+    return paths
+
+
 def list_conditions(folder: Path) -> list[str]:
-    """List the tables of conditions that a data directory has, such as `utt2device`."""
-    paths = [*folder.glob("utt2*"), *folder.glob("spk2*")]
-    names = {path.name for path in paths} - NO_CONDITIONS
-    # A name with a dot is no condition: it may be a backup, such as utt2device.bak.
-    conditions = [name for name in names if "." not in name]
-    return sorted(conditions)
+    """List the tables of conditions that a data directory has, such as `utt2device`.
+
+    Raises ValueError for a folder of such a name.
+    """
+    names: list[str] = []
+    for path in _list_named(folder, "utt2", "spk2"):
+        # A name with a dot is no condition: it may be a copy, such as utt2device.2.
+        if path.name in NO_CONDITIONS or "." in path.name:
+            continue
+        if path.is_dir():
+            raise ValueError(
+                f"{path}: is a folder, not a table of conditions; rename it, or move it"
+                " elsewhere"
+            )
+        names.append(path.name)
+    return names
+
+
+def list_skipped(folder: Path) -> list[str]:
+    """List what programs have left in a data directory, such as copies of its tables."""
+    names: list[str] = []
+    for path in folder.iterdir():
+        name = path.name
+        # Records and locks of the commands are hidden.
+        is_hidden = name.startswith(".") and not name.startswith("._")
+        is_copy = name.startswith(NAMED_TABLES) and not _is_table_name(name)
+        if is_copy or (is_leftover(name) and not is_hidden):
+            names.append(name)
+    return sorted(names)
+
+
+def _list_named(folder: Path, *beginnings: str) -> list[Path]:
+    """List tables whose names begin so; sorted, because digests of tables depend on the order."""
+    paths: list[Path] = []
+    for beginning in beginnings:
+        for path in folder.glob(f"{beginning}*"):
+            if _is_table_name(path.name):
+                paths.append(path)
+    return sorted(paths)
+
+
+def _is_table_name(name: str) -> bool:
+    """Return whether a table may have this name: one word, and no copy of an editor."""
+    return name.split() == [name] and not is_leftover(name)
 
 
 def read_rejected(folder: Path) -> dict[str, Rejection]:
@@ -172,8 +279,7 @@ def read_rejected(folder: Path) -> dict[str, Rejection]:
     path = folder / "rejected.tsv"
     if not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.split("\n") if line]
+    lines = [line for line in read_text(path).split("\n") if line]
     rejected: dict[str, Rejection] = {}
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
@@ -290,13 +396,14 @@ def one_word(value: str) -> str:
 
 
 def write_data_dir(
-    folder: Path,
+    folder: Path | str,
     *,
     wavs: Mapping[str, Path | str],
     speakers: Mapping[str, str] | None = None,
     segments: Mapping[str, Segment] | None = None,
     trials: Mapping[str, Iterable[Trial]] | None = None,
     nameless: Mapping[Path, str] | None = None,
+    not_used: Mapping[Path, str] | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Iterable[str]] | None = None,
     about: Mapping[str, str] | None = None,
@@ -309,8 +416,10 @@ def write_data_dir(
     enroll: enrolment model -> its utterances.
     about: facts, under keys of ABOUT.
     nameless: audio files left out because their names cannot be ids -> the reason.
+    not_used: audio files left out on purpose, such as copies -> the reason.
     Raises ValueError where a table cannot hold an id or a path.
     """
+    folder = Path(folder)
     paths: dict[str, str] = {}
     for key, wav in wavs.items():
         paths[key] = os.path.realpath(wav)
@@ -338,12 +447,9 @@ def write_data_dir(
         if about:
             write_table(fresh / "about", about)
 
-        # Files whose names cannot be ids are listed, so that no audio is lost without a trace.
-        rejected: dict[str, Rejection] = {}
-        reason_of = nameless or {}
-        for file, reason in reason_of.items():
-            made_up_id = _make_up_id(file)
-            rejected[made_up_id] = (str(file), reason)
+        # All files are listed, so that no audio is lost without a trace.
+        rejected = _made_up_rows(NAMELESS, nameless or {})
+        rejected |= _made_up_rows(NOT_USED, not_used or {})
         write_rejected(fresh, rejected)
 
 
@@ -434,9 +540,12 @@ def relabel_data_dir(folder: Path, out: Path, speakers: Mapping[str, str]) -> No
     )
 
 
-def _make_up_id(path: Path) -> str:
-    """Return an id for a file whose name cannot be one."""
-    # As bytes, because the name may not be valid UTF-8.
-    name = os.fsencode(path)
-    digest = hashlib.blake2b(name, digest_size=8)
-    return NAMELESS + digest.hexdigest()
+def _made_up_rows(prefix: str, reasons: Mapping[Path, str]) -> dict[str, Rejection]:
+    """Return rows of rejected.tsv for files without an id; the made-up ids begin with `prefix`."""
+    rows: dict[str, Rejection] = {}
+    for path, reason in reasons.items():
+        # As bytes, because the name may not be valid UTF-8.
+        name = os.fsencode(path)
+        digest = hashlib.blake2b(name, digest_size=8).hexdigest()
+        rows[prefix + digest] = (str(path), reason)
+    return rows

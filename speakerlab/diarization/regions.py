@@ -1,23 +1,28 @@
 """Speech regions and speaker turns. In: RTTM, .lab and UEM files. Out: times in seconds.
 
 Formats, one entry per line; blank lines and lines that start with ; or # are skipped:
-- RTTM: `SPEAKER recording channel start duration <NA> <NA> speaker <NA> <NA>` (NIST, RT-09
+- RTTM: `SPEAKER recording channel start duration <NA> <NA> speaker <NA> [<NA>]` (NIST, RT-09
   evaluation plan, appendix A); SPKR-INFO lines are skipped, other types refused;
 - UEM, the regions to score: `recording channel start end` (the same plan);
 - .lab, speech regions of one recording: `start end [speech|sp]`.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults
+from speakerlab.core.leftovers import is_leftover
+from speakerlab.core.reading import open_text
 
 Region = tuple[float, float]  # start and end in seconds
 Row = TypeVar("Row")
 MAX_SECONDS = 1e9  # 32 years; a later time is an error in the file
+NOTHING = "<NA>"  # in a column of RTTM without a value
+SURROGATE = re.compile("[\ud800-\udfff]")  # read in place of a byte that is not UTF-8
 
 
 class Turn(NamedTuple):
@@ -35,7 +40,7 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
     A recording must be in one file, and have one channel. Raises ValueError with a message for each
     refused line.
     """
-    paths = sorted(path.glob("*.rttm")) if path.is_dir() else [path]
+    paths = list_rttm(path)
     if not paths:
         raise ValueError(
             f"{path}: has no .rttm files; give another folder or one RTTM file"
@@ -46,11 +51,11 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
     def parse(columns: Sequence[str], file: Path) -> tuple[str, Turn] | None:
         if columns[0] == "SPKR-INFO":
             return None
-        is_turn = columns[0] == "SPEAKER" and len(columns) >= 8
-        if not is_turn:
+        if not _is_turn(columns):
             raise ValueError(
-                "is not 'SPEAKER recording channel start duration <NA> <NA> speaker',"
-                f" got {_quote(columns)}; correct or remove the line"
+                "is not 'SPEAKER recording channel start duration <NA> <NA> speaker"
+                f" <NA> <NA>' with names of one word, got {_quote(columns)}; correct or"
+                " remove the line"
             )
         _, recording, channel, start_text, duration_text, _, _, speaker, *_ = columns
         first_file, first_channel = origins.setdefault(recording, (file, channel))
@@ -77,6 +82,40 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
         for empty_file in set(paths) - files_with_turns:
             turns.setdefault(empty_file.stem, [])
     return dict(sorted(turns.items()))
+
+
+def list_rttm(path: Path) -> list[Path]:
+    """Return an RTTM file, or the `*.rttm` files of a folder, without copies of editors."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.rttm") if not is_leftover(file.name))
+
+
+def _is_turn(columns: Sequence[str]) -> bool:
+    """Return whether these are the 9 or 10 columns of a speaker's turn.
+
+    A blank in a name, or a missing column, shifts the others: then a column that has no value in
+    turns has one, or the speaker has none.
+    """
+    # The last column, the signal look-ahead time, is missing in older files.
+    if columns[0] != "SPEAKER" or len(columns) not in (9, 10):
+        return False
+    subtype = columns[6]
+    speaker = columns[7]
+    if subtype.upper() != NOTHING or speaker.upper() == NOTHING:
+        return False
+    # The confidence and the look-ahead time.
+    return all(
+        number.upper() == NOTHING or _is_number(number) for number in columns[8:]
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def write_rttm(path: Path, turns: Mapping[str, Iterable[Turn]]) -> None:
@@ -226,26 +265,22 @@ def _read_rows(
     faults = Faults()
     rows: list[Row] = []
     for path in paths:
-        # Read bytes, so that a damaged line does not hide errors in other lines.
-        lines = path.read_bytes().splitlines()
-        for number, line in enumerate(lines, start=1):
-            # Windows editors write a byte order mark before the first line.
-            text = line.decode("utf-8", errors="replace")
-            text = text.lstrip("\ufeff")
-            columns = text.split()
-            is_comment = text.lstrip().startswith((";", "#"))
-            if not columns or is_comment:
-                continue
-            try:
-                # The replacement character for bytes that could not be decoded.
-                if "\ufffd" in text:
-                    raise ValueError("is not UTF-8 text; convert the file")
-                row = parse(columns, path)
-            except ValueError as error:
-                faults.add("refused lines", f"{path}:{number}: {error}")
-                continue
-            if row is not None:
-                rows.append(row)
+        # A byte that is not UTF-8 becomes a surrogate, so that every such line can be named.
+        with open_text(path, errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, start=1):
+                columns = line.split()
+                is_comment = line.lstrip().startswith((";", "#"))
+                if not columns or is_comment:
+                    continue
+                try:
+                    if SURROGATE.search(line):
+                        raise ValueError("is not UTF-8 text; save it as UTF-8")
+                    row = parse(columns, path)
+                except ValueError as error:
+                    faults.add("refused lines", f"{path}:{number}: {error}")
+                    continue
+                if row is not None:
+                    rows.append(row)
     faults.raise_if_any()
     return rows
 

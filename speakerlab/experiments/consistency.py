@@ -1,7 +1,7 @@
 """Check that a run may start or resume, and that all ranks agree.
 
 An experiment is trained by one run at a time. A resumed run must keep its configuration, initial
-model and speakers, and every rank must read the same training data.
+model, speakers and training data, and every rank must read the same training data.
 """
 
 import fcntl
@@ -193,7 +193,9 @@ def record_config(
     recorded = exp_dir / "config.yaml"
 
     def record() -> Config:
-        training = config.training
+        # The layers of a new run may include the configuration of another one (egs/own with
+        # --init), whose extensions are not of this run.
+        training = config.training.model_copy(update={"extended": ()})
         checkpoints = list_checkpoints(exp_dir / "checkpoints")
         # Before the first checkpoint, the number of epochs may change freely.
         if recorded.exists() and checkpoints:
@@ -232,17 +234,41 @@ def is_published(exp_dir: Path, step: int) -> bool:
     return card.get("steps") == step
 
 
+def is_choice_published(exp_dir: Path, config: Config) -> bool:
+    """Return whether training.keep_better would choose the weights that are published.
+
+    The choice is between the initial and the trained weights, after --init.
+    """
+    card = read_card(exp_dir)
+    kept_initial = card.get("kept_initial", False)
+    # Without --init or validation speakers, the trained weights are published in any case.
+    before = card.get("valid_eer_initial")
+    if card.get("init_sha256") is None or before is None:
+        return True
+    is_better = card["valid_eer_trained"] < before
+    return kept_initial == (config.training.keep_better and not is_better)
+
+
 def new_run(exp_dir: Path, changed: Sequence[str] = ()) -> str:
-    """Return the end of a message: the command to train with changed settings."""
+    """Return the end of a message: the commands to train with changed settings or data."""
     # A run with another model or other features cannot load these weights.
     fixed = ("model.", "frontend.")
     is_other_model = any(line.startswith(fixed) for line in changed)
+    new = unused_name(exp_dir)
     if is_other_model or not (exp_dir / "model").exists():
-        return "another --exp"
+        return f"another --exp, such as {new}"
     return (
-        f"start from its model: repeat the command with --exp {exp_dir}-2 --init"
-        f" {exp_dir}"
+        f"repeat the command with --exp {new} to train again from the start, or"
+        f" --exp {new} --init {exp_dir} to start from these weights"
     )
+
+
+def unused_name(exp_dir: Path) -> Path:
+    """Return the first of EXP-2, EXP-3, ... that does not exist."""
+    number = 2
+    while exp_dir.with_name(f"{exp_dir.name}-{number}").exists():
+        number += 1
+    return exp_dir.with_name(f"{exp_dir.name}-{number}")
 
 
 def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
@@ -262,6 +288,25 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
         if begun != digest:
             raise ValueError(
                 f"{recorded}: a resumed run must keep its initial model: {begun} ->"
-                f" {digest}; remove {exp_dir} to start again, or use another --exp"
+                f" {digest}; remove {exp_dir} to start again, or use another --exp,"
+                f" such as {unused_name(exp_dir)}"
             )
     return digest
+
+
+def check_training_data(config: Config, corpus: Corpus, exp_dir: Path) -> None:
+    """Raise ValueError if a resumed run began with other utterances, also of the same speakers."""
+    recorded = exp_dir / "run.json"
+    if not recorded.exists() or not was_begun(exp_dir):
+        return
+    digest = corpus.train.sha256()
+    # Older runs recorded no digest.
+    begun = read_json(recorded).get("train_sha256", digest)
+    if begun == digest:
+        return
+    folders = [f"{config.data.dir}/{name}" for name in config.data.train]
+    raise ValueError(
+        f"{recorded}: a resumed run must keep its training data, but the utterances of"
+        f" {', '.join(folders)} changed: sha256 {begun[:12]} -> {digest[:12]}; restore"
+        f" the data, or {new_run(exp_dir)}"
+    )

@@ -100,6 +100,7 @@ def evaluate(
             scores_N,
             llr_N,
             untrained_N if back_end.name == "cosine" else None,
+            fine_tuned=system.card.get("init_sha256") is not None,
         )
         replicates = bootstrap(
             scores_N,
@@ -333,6 +334,7 @@ def measure(
         "commit": system.card.get("commit"),
         "at_threshold": at_threshold,
         "bn_batch": system.card.get("bn_batch"),
+        "fine_tuned": list_scores.fine_tuned,
         "min_cllr": metrics.min_cllr(scores_N, is_target_N),
         "num_speakers": replicates.num_speakers,
         "intervals": intervals,

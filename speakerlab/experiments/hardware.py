@@ -25,6 +25,8 @@ def start_rank(config: Config) -> Ranks:
     apply_backend_settings(
         deterministic=runtime.deterministic, conv_tf32=runtime.tf32 == "auto"
     )
+    if runtime.num_threads != "auto":
+        torch.set_num_threads(runtime.num_threads)
     ranks = start_ranks(timeout_minutes=runtime.timeout_minutes, device=runtime.device)
     # Every step of a training allocates the same memory again.
     if ranks.device.type == "cpu":

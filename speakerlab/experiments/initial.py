@@ -84,8 +84,8 @@ def keep_the_better(
 ) -> dict[str, Any]:
     """Compare the validation EER of an embedder with that of its initial weights; return both.
 
-    If training has not lowered the EER, restore the initial weights after --init, or log a warning
-    after random initialization.
+    If training has not lowered the EER, restore the initial weights after --init, unless
+    training.keep_better is false; after random initialization, log a warning.
     """
     initial = load_initial(exp_dir, config).to(device)
 
@@ -98,6 +98,7 @@ def keep_the_better(
     after = measure(trained)
     is_better = after < before
     began_with_init = (exp_dir / INITIAL).exists()
+    keeps_initial = began_with_init and not is_better and config.training.keep_better
     num_speakers = len(set(validation.label_N))
     text = (
         f"EER of {num_speakers} validation speakers: initial weights"
@@ -105,10 +106,19 @@ def keep_the_better(
     )
     if is_better:
         log.info("%s", text)
-    elif began_with_init:
-        log.warning("%s; initial model kept", text)
+    elif keeps_initial:
+        log.warning(
+            "%s; initial model kept; to use the trained weights anyway, run the same"
+            " command with training.keep_better=false",
+            text,
+        )
         # Restore in place: the caller publishes this embedder.
         trained.load_state_dict(initial.state_dict())
+    elif began_with_init:
+        log.warning(
+            "%s; trained weights used all the same (training.keep_better: false)",
+            text,
+        )
     else:
         hint = "; SimCLR needs the fewest" if config.task == "ssl" else ""
         log.warning(
@@ -119,7 +129,7 @@ def keep_the_better(
     return {
         "valid_eer_initial": before,
         "valid_eer_trained": after,
-        "kept_initial": began_with_init and not is_better,
+        "kept_initial": keeps_initial,
     }
 
 

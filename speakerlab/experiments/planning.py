@@ -5,14 +5,17 @@ The forward pass runs on fake tensors, which have shapes but no data, in about a
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
@@ -133,7 +136,7 @@ class Memory:
         else:
             fixes += self._smaller_micro_batch(most)
         if self.footprint.precision == "fp32" and usable > 0:
-            fixes.append("runtime.precision=bf16")
+            fixes.append("runtime.precision=bf16 (fp16 where the GPU has no bf16)")
         fixes.append(f"{_gb(enough)} GB")
         fixes.append(f"a lower {length_key} or a smaller model")
 
@@ -149,6 +152,8 @@ class Memory:
         global_batch = self.config.training.global_batch
         sizes = batch_size.micro_batches(global_batch, self.world_size)
         fitting = [size for size in sizes if size <= most]
+        if fitting == [1] and why_not_single(self.config):
+            return []
         if not fitting:
             return []
         setting = f"runtime.micro_batch={fitting[-1]}"
@@ -234,18 +239,8 @@ def footprint(
         parameters = [*backbone.parameters(), *loss.parameters]
 
         def embed(num_utterances: int) -> list[Tensor]:
-            embeddings: list[Tensor] = []
             with used.autocast():
-                for crops in loss.crops:
-                    if not crops.num_crops:
-                        continue
-                    feats_BTF = torch.zeros(
-                        num_utterances * crops.num_crops,
-                        fbank.num_frames(crops.num_samples),
-                        fbank.num_mel_bins,
-                    )
-                    embeddings.append(backbone(feats_BTF))
-            return embeddings
+                return _embed_zeros(backbone, fbank, loss.crops, num_utterances)
 
         # Parameters saved by autograd are already counted as weights.
         backbone_crop, backbone_once = batch_size.saved_bytes(
@@ -262,6 +257,70 @@ def footprint(
             weights=sum(parameter.nbytes for parameter in parameters),
             momentum=_momentum_bytes(config, parameters),
         )
+
+
+def _embed_zeros(
+    backbone: Any,
+    fbank: Fbank,
+    all_crops: Sequence[Crops],
+    num_utterances: int,
+) -> list[Tensor]:
+    """Return the embeddings of each kind of crops of some utterances, all zeros."""
+    embeddings: list[Tensor] = []
+    for crops in all_crops:
+        if not crops.num_crops:
+            continue
+        feats_BTF = torch.zeros(
+            num_utterances * crops.num_crops,
+            fbank.num_frames(crops.num_samples),
+            fbank.num_mel_bins,
+        )
+        embeddings.append(backbone(feats_BTF))
+    return embeddings
+
+
+def why_not_single(config: Config) -> str:
+    """Return why the model cannot be trained on one utterance at a time; "" if it can.
+
+    A BatchNorm after the pooling has one value of each crop, and one value has no variance.
+    """
+    num_utterances = 2  # with one, torch's BatchNorm raises an error
+    counts: list[int] = []  # values of a channel
+
+    def note_count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, _BatchNorm):
+            num_channels = inputs[0].shape[1]
+            counts.append(inputs[0].numel() // num_channels)
+
+    fbank = Fbank(**config.frontend)
+    # For all modules, because an objective may keep its teacher outside of its own modules.
+    handle = register_module_forward_pre_hook(note_count)
+    try:
+        with torch.random.fork_rng(devices=[]), FakeTensorMode(), plain_code():
+            backbone: Any = MODELS[config.model.name](
+                feat_dim=fbank.num_mel_bins,
+                **config.model.args,
+            )
+            if config.task == "ssl":
+                loss = _build_objective(config, backbone)
+            else:
+                loss = _build_head(config, backbone, num_classes=2, split_over=1)
+            all_crops = list(loss.crops)
+            # A teacher embeds the long views alone.
+            if loss.copies:
+                views = build.build_views(config)
+                all_crops.append(Crops(views.num_long, views.crop_samples))
+            _embed_zeros(backbone, fbank, all_crops, num_utterances)
+            loss.compute_loss(num_utterances)
+    finally:
+        handle.remove()
+    if min(counts, default=0) != num_utterances:
+        return ""
+    unit, _ = build.batch_unit(config)
+    return (
+        f"a BatchNorm of {config.model.name} has one value of each {unit}, and cannot be"
+        f" trained with a single {unit}"
+    )
 
 
 def _build_head(
@@ -457,4 +516,5 @@ def _divide_configured_batch(
         join_ranks=config.runtime.sync_bn == "auto",
         limit=limit,
         below=below,
+        why_not_single=partial(why_not_single, config),
     )

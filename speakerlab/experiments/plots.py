@@ -5,19 +5,25 @@ Matplotlib (the extra `report`) is imported only when something is drawn.
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 from scipy.special import logit, ndtri
 
 from speakerlab.core.atomic import replacing
 from speakerlab.experiments.curves import Curve, Reference
+from speakerlab.experiments.results import BEFORE_TUNING, UNTRAINED
 from speakerlab.experiments.trial_list import ListScores
 from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_points
 
+Arguments = ParamSpec("Arguments")
 Points = Sequence[np.ndarray]  # p_miss_K, p_fa_K
 
 PERCENT_TICKS = (0.01, 0.1, 0.3, 1, 2, 5, 10, 20, 40, 60, 80, 95)
@@ -66,7 +72,8 @@ def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
     for scored in group:
         # Only the back end cosine has scores of the initial weights.
         if scored.untrained_N is not None:
-            scores_of.setdefault("untrained", scored.untrained_N)
+            initial = BEFORE_TUNING if scored.fine_tuned else UNTRAINED
+            scores_of.setdefault(initial, scored.untrained_N)
 
     curves: dict[str, Points] = {}
     for label, scores_N in scores_of.items():
@@ -121,10 +128,45 @@ def draw_training(
         yield Picture(caption, path)
 
 
+def _import_matplotlib() -> Any:
+    """Return matplotlib, whatever backend another program has set."""
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"]
+    # A notebook exports the name of its own backend to the commands that it starts. Files need no
+    # backend, but the import fails if it is not installed.
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    # The rest of the program may draw to a screen.
+    if backend is not None:
+        with suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
+    return matplotlib
+
+
+def _in_default_style(plot: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Make a plot look the same for every user: without the settings of a matplotlibrc."""
+
+    @wraps(plot)
+    def plot_in_default_style(
+        *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> None:
+        matplotlib = _import_matplotlib()
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            plot(*args, **kwargs)
+
+    return plot_in_default_style
+
+
+@_in_default_style
 def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
     """Plot DET curves (p_miss_K, p_fa_K) by name as a PNG; both axes are normal deviates.
 
-    EERs are marked. A curve with "untrained" in its name is drawn in grey dashes.
+    EERs are marked. A curve with the name of initial weights is drawn in grey dashes.
     """
     # The legend is above the plot, so that the plot itself stays square.
     height = INCHES + LEGEND_LINE * len(curves)
@@ -146,12 +188,12 @@ def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
 
     colours = iter(COLOURS * len(curves))
     for name, (p_miss_K, p_fa_K) in curves.items():
-        is_untrained = "untrained" in name
-        colour = GREY if is_untrained else next(colours)
+        is_initial = any(initial in name for initial in (UNTRAINED, BEFORE_TUNING))
+        colour = GREY if is_initial else next(colours)
         axes.plot(
             to_deviate(p_fa_K),
             to_deviate(p_miss_K),
-            "--" if is_untrained else "-",
+            "--" if is_initial else "-",
             color=colour,
             linewidth=1.8,
             label=f"{name}: EER {100 * eers[name]:.2f} %",
@@ -181,6 +223,7 @@ def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
     _save(figure, axes, path)
 
 
+@_in_default_style
 def plot_scores(
     path: str | Path,
     scores_N: np.ndarray,
@@ -212,6 +255,7 @@ def plot_scores(
     _save(figure, axes, path)
 
 
+@_in_default_style
 def plot_calibration(
     path: str | Path,
     llr_N: np.ndarray,
@@ -273,6 +317,7 @@ def plot_calibration(
     _save(figure, axes, path)
 
 
+@_in_default_style
 def plot_curve(
     path: str | Path,
     step_T: Sequence[float],

@@ -40,6 +40,7 @@ HIDDEN = re.compile(
 )
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
+TENSORBOARD = "tensorboard"  # folder of an experiment
 SCORED_WITH = (
     "speakerlab",
     "torch",
@@ -96,6 +97,17 @@ def write_report(
         all_notes.append(
             f"The plots could not be drawn: {error}; pip install matplotlib."
         )
+
+    # In TensorBoard beside the curves of the training, if it has been trained here.
+    if (exp_dir / TENSORBOARD).is_dir():
+        # Imported only now, because the import would slow down `speakerlab score --help`.
+        from speakerlab.training.monitor import write_images
+
+        images: dict[str, Path] = {}
+        for pictures_of_list in pictures.values():
+            for picture in pictures_of_list:
+                images[f"scores/{picture.path.stem}"] = picture.path
+        write_images(exp_dir / TENSORBOARD, card.get("steps", 0), images)
 
     # The primary back end of a list is scored first.
     primary_scores = [group[0] for group in groups.values()]
@@ -240,6 +252,9 @@ def write_page(
     systems = {system for _, system in groups}
     lists: list[dict[str, Any]] = []
     for (trials, system), group in groups.items():
+        initial = results.initial_name(group[0])
+        if initial == results.UNTRAINED:
+            initial += " network"
         # The primary row first; the other rows keep their order.
         group.sort(key=lambda row: not row["primary"])
         shown_list = {
@@ -247,6 +262,7 @@ def write_page(
             "system": system if len(systems) > 1 else None,
             "rows": group,
             "untrained": _untrained_eer(group),
+            "initial": initial,
             # Popped, so that only the first system of a list shows them.
             "pictures": remaining_pictures.pop(trials, []),
             "hardest": remaining_hardest.pop(trials, None),

@@ -5,6 +5,8 @@ an identification (`"task": "identification"`).
 """
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -28,6 +30,11 @@ KEY = ("task", "trials", "data", "system", "backend")
 # A larger confusion table does not fit on a page; the most frequent confusions are shown instead.
 MAX_CLASSES_SHOWN = 20
 MAX_CONFUSIONS_SHOWN = 10
+# Of a terminal's width: longer names are not repeated in each part of a table.
+MAX_NAMES_SHARE = 0.4
+# Names of the weights that a training began with: random, or of --init.
+UNTRAINED = "untrained"
+BEFORE_TUNING = "before fine-tuning"
 
 # Required keys of a row, then optional keys. Rows of former versions have fewer keys.
 CONDITION = keys(
@@ -56,6 +63,7 @@ MEASURED = keys(
         "conditions": list[CONDITION],
         "num_speakers": int | None,
         "primary": bool,
+        "fine_tuned": bool,
         "at_threshold": dict[str, Any] | None,
         "compared": dict[str, Any] | None,
     },
@@ -171,8 +179,25 @@ def _cells_of(row: Row, priors: Sequence[str]) -> dict[str, Cell]:
     return cells
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """Format results of trial lists as aligned text."""
+def initial_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the initial weights, whose EER is `eer_untrained`."""
+    return BEFORE_TUNING if row.get("fine_tuned") else UNTRAINED
+
+
+def format_table(rows: Sequence[Row], width: int | None = None) -> str:
+    """Format results of trial lists as aligned text; width: see `aligned`."""
+    table = aligned(_lines_of(rows), num_left=3)
+    if width is None or _width(table) <= width:
+        return table
+    lines = _lines_of(rows, apart=True)
+    return aligned(lines, num_left=3, width=width)
+
+
+def _lines_of(rows: Sequence[Row], *, apart: bool = False) -> list[Sequence[str]]:
+    """Return header and lines of the table of trial lists; empty columns are left out.
+
+    apart: put the interval of an EER into a column of its own, where a table can be broken.
+    """
     columns = {
         "trials": [row["trials"] for row in rows],
         "system": [row["system"] for row in rows],
@@ -180,15 +205,26 @@ def format_table(rows: Sequence[Row]) -> str:
     }
     metrics = columns_of(rows)
     for name, cells in metrics.items():
-        # Details of all metrics would make the lines too long for a terminal.
-        has_details = name.startswith("EER")
-        columns[name] = []
-        for text, details in cells:
-            if has_details and details:
-                text += f" ({', '.join(details)})"
-            columns[name].append(text)
-    untrained_eers = [row["eer_untrained"] for row in rows]
-    columns["untrained %"] = [percent(eer) for eer in untrained_eers]
+        texts = [text for text, _ in cells]
+        columns[name] = texts
+        # Details of all metrics would make the lines too long.
+        if not name.startswith("EER"):
+            continue
+        details = [", ".join(texts_of_cell) for _, texts_of_cell in cells]
+        if apart:
+            columns[f"{name}: interval"] = details
+            continue
+        for number, detail in enumerate(details):
+            if detail:
+                texts[number] += f" ({detail})"
+
+    # A table may hold trainings from random weights and fine-tunings.
+    for initial in (UNTRAINED, BEFORE_TUNING):
+        eers: list[str] = []
+        for row in rows:
+            is_shown = initial_name(row) == initial
+            eers.append(percent(row["eer_untrained"]) if is_shown else "")
+        columns[f"{initial} %"] = eers
     columns["targets"] = [f"{row['num_target']:,}" for row in rows]
     columns["non-targets"] = [f"{row['num_nontarget']:,}" for row in rows]
 
@@ -198,12 +234,18 @@ def format_table(rows: Sequence[Row]) -> str:
         if any(texts):
             header.append(name)
             filled_columns.append(texts)
-    lines = list(zip(*filled_columns))
-    return aligned([header, *lines], num_left=3)
+    return [header, *zip(*filled_columns)]
 
 
-def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
-    """Format the results of these conditions by value, for each list and back end with them."""
+def format_conditions(
+    rows: Sequence[Row],
+    conditions: Collection[str],
+    width: int | None = None,
+) -> str:
+    """Format the results of these conditions by value, for each list and back end with them.
+
+    width: see `aligned`.
+    """
     header = [
         "trials",
         "system",
@@ -229,10 +271,11 @@ def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
                 bounds(part["eer_ci95"], part, percent),
             ]
             lines.append(line)
-    return aligned(lines, num_left=5)
+    return aligned(lines, num_left=5, width=width)
 
 
-def format_identification(rows: Sequence[Row]) -> str:
+def format_identification(rows: Sequence[Row], width: int | None = None) -> str:
+    """Format results of identification as aligned text; width: see `aligned`."""
     header = [
         "data",
         "system",
@@ -254,24 +297,27 @@ def format_identification(rows: Sequence[Row]) -> str:
             f"{row['num']:,}",
         ]
         lines.append(line)
-    return aligned(lines, num_left=2)
+    return aligned(lines, num_left=2, width=width)
 
 
-def format_confusion(row: Row) -> str:
-    """Format the confusion table, true classes in rows; only the worst if there are many."""
+def format_confusion(row: Row, width: int | None = None) -> str:
+    """Format the confusion table, true classes in rows; only the worst if there are many.
+
+    width: see `aligned`.
+    """
     table = confusion_table(row)
     if table is None:
         lines = [["true", "found", "number"]]
         for true, decided, count in frequent_confusions(row):
             lines.append([true, decided, str(count)])
-        return aligned(lines, num_left=2)
+        return aligned(lines, num_left=2, width=width)
 
     classes, counts_of_classes = table
     lines = [["true \\ found", *classes]]
     for true, counts in counts_of_classes:
         texts = [str(count) for count in counts]
         lines.append([true, *texts])
-    return aligned(lines)
+    return aligned(lines, width=width)
 
 
 def confusion_table(row: Row) -> ConfusionTable | None:
@@ -381,25 +427,70 @@ def _compared(row: Row) -> Cell:
     return show(compared["eer_difference"]), details
 
 
-def aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
-    """Align a header and rows of cells as text; num_left columns are flush left."""
-    widths: list[int] = []
-    for column in zip(*lines):
-        longest = max(column, key=len)
-        widths.append(len(longest))
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; None if stdout is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    rows: list[str] = []
-    for texts in lines:
-        cells: list[str] = []
-        for text, width in zip(texts, widths):
-            # Names are flush left, numbers flush right.
-            is_left = len(cells) < num_left
-            cell = text.ljust(width) if is_left else text.rjust(width)
-            cells.append(cell)
-        # Trailing blanks would wrap in a narrow terminal.
-        row = "  ".join(cells)
-        rows.append(row.rstrip())
 
-    header, *body = rows
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([header, rule, *body])
+def aligned(
+    lines: Sequence[Sequence[str]],
+    *,
+    num_left: int = 1,
+    width: int | None = None,
+) -> str:
+    """Align a header and rows of cells as text; num_left columns are flush left.
+
+    width: columns of the terminal, None for any. A wider table is broken into several tables. Names
+    that all rows share stand above; other long names are in the first table, with numbers that
+    stand for them in the following tables.
+    """
+    columns = [list(column) for column in zip(*lines)]
+    whole = _align_columns(columns, num_left=num_left)
+    if width is None or _width(whole) <= width:
+        return whole
+
+    names: list[list[str]] = []
+    shared: list[str] = []
+    for header, *cells in columns[:num_left]:
+        if len(set(cells)) == 1:
+            shared.append(f"{header}: {cells[0]}")
+        else:
+            names.append([header, *cells])
+    tables = ["\n".join(shared)] if shared else []
+    named = _align_columns(names, num_left=len(names))
+    if names and _width(named) > MAX_NAMES_SHARE * width:
+        numbers = ["no.", *map(str, range(1, len(lines)))]
+        tables.append(_align_columns([numbers, *names], num_left=len(names) + 1))
+        names = [numbers]
+
+    # As many columns to a table as fit; at least one.
+    shown: list[list[str]] = []
+    for column in columns[num_left:]:
+        wider = _align_columns([*names, *shown, column], num_left=len(names))
+        if shown and _width(wider) > width:
+            table = _align_columns([*names, *shown], num_left=len(names))
+            tables.append(table)
+            shown = []
+        shown.append(column)
+    tables.append(_align_columns([*names, *shown], num_left=len(names)))
+    return "\n\n".join(tables)
+
+
+def _align_columns(columns: Sequence[Sequence[str]], *, num_left: int) -> str:
+    """Align columns, each a header and its cells."""
+    padded: list[list[str]] = []
+    for number, column in enumerate(columns):
+        size = max(map(len, column))
+        # Names are flush left, numbers flush right.
+        is_left = number < num_left
+        header, *cells = [
+            text.ljust(size) if is_left else text.rjust(size) for text in column
+        ]
+        padded.append([header, "-" * size, *cells])
+    # Trailing blanks would wrap in a narrow terminal.
+    rows = ["  ".join(cells).rstrip() for cells in zip(*padded)]
+    return "\n".join(rows)
+
+
+def _width(table: str) -> int:
+    return max(map(len, table.splitlines()), default=0)

@@ -255,7 +255,8 @@ def _log_learning_rate(exp_dir: Path, config: Config, steps_per_epoch: int) -> N
         if max(lr_at(step), last_lr) <= lr_at.final:
             log.warning(
                 "training.num_epochs: the learning rate stays at %.3g; for a higher"
-                " one, %s",
+                " one, repeat the command with --exp %s --init %s",
                 last_lr,
-                consistency.new_run(exp_dir),
+                consistency.unused_name(exp_dir),
+                exp_dir,
             )

@@ -167,7 +167,8 @@ def _clip_of(path: str | None, start: int) -> str | None:
     if path is None:
         return None
     try:
-        wave_S = spool_wave(path, sample_rate=PLAYED_RATE)
+        # A listener hears all channels.
+        wave_S = spool_wave(path, sample_rate=PLAYED_RATE, channels="mix")
     except (OSError, ValueError) as error:
         # The timeline of the minute is useful without audio, too.
         log.warning("no player: %s", error)

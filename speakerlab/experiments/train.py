@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from speakerlab.checkpoints.model_files import read_source
-from speakerlab.checkpoints.published import publish, write_initial
+from speakerlab.checkpoints.published import INITIAL, publish, write_initial
 from speakerlab.config import build
+from speakerlab.config.layers import flatten, to_yaml
 from speakerlab.config.schema import Config
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
@@ -120,11 +121,17 @@ def build_training(
     """Build all parts of a training on a corpus."""
     # What is learned: the classes of the corpus, and the network with its weights.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
+    consistency.check_training_data(config, corpus, exp_dir)
     task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
     embedder = task.embedder
     assert isinstance(embedder, Embedder)  # Task itself takes any module
+    is_new = not was_begun(exp_dir)
+    # Of an earlier run in this folder, which ended before its first checkpoint. Its initial weights
+    # might be published as those of this run.
+    if is_new:
+        ranks.on_first(lambda: (exp_dir / INITIAL).unlink(missing_ok=True))
     # A resumed run takes the weights of its checkpoint instead, later.
-    if init is not None and not was_begun(exp_dir):
+    if init is not None and is_new:
         init_from(
             init,
             embedder=embedder,
@@ -184,6 +191,8 @@ def build_training(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
+        config=to_yaml(config.to_dict()),
+        settings=flatten(config.to_dict()),
     )
     trainer = Trainer(
         exp_dir,
@@ -331,7 +340,8 @@ def build_validation(
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
 
-    In verification, the model of --init is published instead if its validation EER is not higher.
+    In verification, the model of --init is published instead if its validation EER is not higher,
+    unless training.keep_better is false.
     """
     exp_dir = training.exp_dir
     trainer = training.trainer
@@ -339,7 +349,10 @@ def train(training: Training) -> None:
     num_steps = trainer.fit()
     # Publishing again would write the same model with a new date, and results that were computed
     # from it would look out of date.
-    if num_steps == 0 and consistency.is_published(exp_dir, trainer.state.step):
+    is_finished = num_steps == 0 and consistency.is_published(
+        exp_dir, trainer.state.step
+    )
+    if is_finished and consistency.is_choice_published(exp_dir, training.config):
         log.info("%s: already trained to the end, nothing changed", exp_dir)
         # No rank exits before all have looked: a launcher ends the others as soon as one exits.
         ranks.barrier("nothing changed")
@@ -394,7 +407,7 @@ def publish_result(
     calibration = None
     if isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the
-        # embedder. The head stays the trained one.
+        # embedder (training.keep_better). The head stays the trained one.
         outcome |= keep_the_better(exp_dir, embedder, validation, config, device)
         emb_ND = embed_pieces(embedder, validation.pieces, device=device)
         calibration = validation.calibrate(emb_ND, source="validation speakers")

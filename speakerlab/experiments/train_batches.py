@@ -13,10 +13,14 @@ from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, row_labels
-from speakerlab.experiments.planning import batch_bytes
+from speakerlab.experiments.planning import batch_bytes, configured_micro_batch
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
-from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.batch_size import (
+    MAX_MICRO_BATCH,
+    MIN_MICRO_BATCH,
+    BatchPlan,
+)
 from speakerlab.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
@@ -54,36 +58,15 @@ class TrainBatches:
         self.num_workers = self._count_workers()
 
     def _count_workers(self) -> int:
-        """Return the number of data workers of this rank that fit in shared memory.
-
-        Raises ValueError if a configured number does not fit.
-        """
-        configured = self.config.runtime.num_workers
+        """Return the number of data workers of this rank that fit in shared memory."""
         num_ranks = self.ranks.local_size
-        wanted = auto_workers(num_ranks) if configured == "auto" else configured
-        num_workers = fit_workers(
-            wanted,
-            batch_bytes=batch_bytes(
-                self.config,
-                self.plan.micro_batch,
-                noise=not self.corpus.noise_on_device,
-            ),
+        return count_workers(
+            self.config,
+            self.plan.micro_batch,
+            noise=not self.corpus.noise_on_device,
             local_ranks=num_ranks,
             gpus=num_ranks if self.ranks.device.type == "cuda" else 0,
         )
-        # Lower a default number; refuse a configured one.
-        if num_workers < wanted:
-            message = (
-                f"runtime.num_workers: {wanted} for each of {num_ranks} ranks do not"
-                f" fit in {SHARED_MEMORY}, {num_workers} do; enlarge it (docker"
-                " run --shm-size=2g, or --ipc=host)"
-            )
-            if configured != "auto":
-                raise ValueError(
-                    f"{message}, or lower runtime.num_workers (0 needs none)"
-                )
-            log.info("%s", message)
-        return num_workers
 
     def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
         """Read the micro-batches of an attempt from a step to the end of the training."""
@@ -152,3 +135,62 @@ class TrainBatches:
             # The first views of an utterance, which are not augmented.
             clean_crops=config.views.clean if config.task == "ssl" else 0,
         )
+
+
+def count_workers(
+    config: Config,
+    micro_batch: int,
+    *,
+    noise: bool = False,
+    local_ranks: int,
+    gpus: int,
+) -> int:
+    """Return the number of data workers of each rank that fit in shared memory.
+
+    noise: whether the workers also send noise. gpus: number of GPUs of this host that ranks use.
+    Raises ValueError if a configured number does not fit.
+    """
+    configured = config.runtime.num_workers
+    wanted = auto_workers(local_ranks) if configured == "auto" else configured
+    num_workers = fit_workers(
+        wanted,
+        batch_bytes=batch_bytes(config, micro_batch, noise=noise),
+        local_ranks=local_ranks,
+        gpus=gpus,
+    )
+    if num_workers == wanted:
+        return num_workers
+
+    # Lower a default number; refuse a configured one.
+    message = (
+        f"runtime.num_workers: {wanted} for each of {local_ranks} ranks do not"
+        f" fit in {SHARED_MEMORY}, {num_workers} do; enlarge it (docker"
+        " run --shm-size=2g, or --ipc=host)"
+    )
+    if configured != "auto":
+        raise ValueError(f"{message}, or lower runtime.num_workers (0 needs none)")
+    if num_workers == 0:
+        log.warning("%s; without workers, training waits for each batch", message)
+    else:
+        log.info("%s", message)
+    return num_workers
+
+
+def check_shared_memory(config: Config, *, local_ranks: int, gpus: int) -> None:
+    """Check before hours of work whether the data workers of a training will fit.
+
+    The micro-batch is not planned yet: a configured number of workers is refused if it does not
+    even fit with the smallest one, and a default number warns as with the largest one.
+    """
+    training = config.training
+    micro_batch = configured_micro_batch(config)
+    if micro_batch is None and config.runtime.num_workers == "auto":
+        micro_batch = training.bn_batch or MAX_MICRO_BATCH
+    elif micro_batch is None:
+        micro_batch = MIN_MICRO_BATCH
+    count_workers(
+        config,
+        min(micro_batch, training.global_batch),
+        local_ranks=local_ranks,
+        gpus=gpus,
+    )

@@ -83,6 +83,9 @@ class ListScores:
     scores_N: np.ndarray
     llr_N: np.ndarray | None = None  # calibrated scores, natural logarithm
     untrained_N: np.ndarray | None = None  # scores of the initial weights
+    fine_tuned: bool = (
+        False  # whether these are the weights of a trained model (--init)
+    )
 
 
 def read_trial_list(path: Path) -> TrialList:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
+from speakerlab.core.bars import progress_bar
 from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.loader import Pieces, Span
@@ -65,9 +65,7 @@ def embed_pieces(
     all_batches = list(group_pieces(embedder, pieces))
     batches = all_batches[index::num_shares]
 
-    # None shows the bar only on a terminal.
-    disable = None if progress else True
-    bar = tqdm(total=len(pieces), unit=" recordings", disable=disable)
+    bar = progress_bar(total=len(pieces), unit="recordings", shown=progress)
     # Almost every batch has another length, so cuDNN would autotune for each of them.
     with bar, without_autotuning():
         embedded = embed_batches(

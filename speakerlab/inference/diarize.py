@@ -16,7 +16,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from speakerlab.data.audio import name_of
-from speakerlab.data.convert import spool_wave
+from speakerlab.data.convert import (
+    Channels,
+    spool_channels,
+    spool_wave,
+    warn_of_levels,
+)
+from speakerlab.diarization.channels import remove_cross_talk
 from speakerlab.diarization.clustering import (
     MAX_SPEAKERS,
     Method,
@@ -124,6 +130,7 @@ def diarize(
     regions: Sequence[Region] | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
+    channels: Channels | Literal["each"] = None,
     progress: bool = False,
 ) -> Diarization:
     """Find who spoke when in a recording of any length; audio: see `SpeakerModel.embed`.
@@ -133,8 +140,11 @@ def diarize(
     its PLDA model (None: the method in `model.tuning`). recording: name in RTTM (None: the name of
     the file, without ending). overlap: segmentation model, opened or as a path, that finds
     overlapping speech. vad, regions, window_seconds, step_seconds, progress: see `embed_windows`.
-    Speakers are "speaker1", "speaker2", ..., in order of appearance. known: name speakers after
-    enrolled ones (`model.enroll`); far: false-alarm rate of this decision (None: at the EER).
+    channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
+    apart, as for calls, and all other options are for each channel.
+    Speakers are "speaker1", "speaker2", ..., in order of appearance; with "each" "channel1", or
+    "channel1-speaker1" and so on where the channel has several. known: name speakers after enrolled
+    ones (`model.enroll`); far: false-alarm rate of this decision (None: at the EER).
     Raises ValueError with one line for audio that is broken or empty, if the speech is too short
     for the number of speakers, and with `known` for a model without calibration or enrolled
     speakers.
@@ -153,10 +163,10 @@ def diarize(
         clustering = method
     if recording is None:
         recording = Path(name_of(audio)).stem
-    speech = embed_windows(
+    waves = _spool(audio, channels, model.sample_rate, sample_rate)
+    speech_of = _embed_waves(
         model,
-        audio,
-        sample_rate,
+        list(waves.values()),
         vad=vad,
         overlap=_open_segmentation(overlap),
         regions=regions,
@@ -164,16 +174,91 @@ def diarize(
         step_seconds=step_seconds,
         progress=progress,
     )
-    # A recording without speech is no error: its diarization has no segments.
-    if not speech.windows:
-        log.warning("%s: no speech was found", name_of(audio))
-        return Diarization(
-            recording=recording,
-            seconds=speech.seconds,
-            segments=[],
-            speakers={},
+    found: list[Found] = []
+    for place, speech in zip(waves, speech_of):
+        speakers_of_wave = _find_speakers(
+            speech,
+            clustering,
+            min_speakers=min_speakers,
+            max_speakers=max_speakers,
+            where=place,
         )
+        found.append(speakers_of_wave)
+    segments, speakers = _join_channels(found) if channels == "each" else found[0]
+    # A recording without speech is no error: its diarization has no segments.
+    if not segments:
+        log.warning("%s: no speech was found", name_of(audio))
+    diarization = Diarization(
+        recording=recording,
+        seconds=speech_of[0].seconds,
+        segments=segments,
+        speakers=speakers,
+    )
+    if known and segments:
+        return name_known(diarization, model, far=far)
+    return diarization
 
+
+def _spool(
+    audio: Any,
+    channels: Channels | Literal["each"],
+    sample_rate: int,
+    source_rate: int | None,
+) -> dict[str, np.ndarray]:
+    """Return place, for messages -> wave_S, of one or of each channel; warn of bad levels."""
+    where = name_of(audio)
+    waves: dict[str, np.ndarray] = {}
+    if channels == "each":
+        spooled = spool_channels(
+            audio,
+            sample_rate=sample_rate,
+            source_rate=source_rate,
+        )
+        for number, wave_S in enumerate(spooled, start=1):
+            waves[f"{where}, channel {number}"] = wave_S
+    else:
+        waves[where] = spool_wave(
+            audio,
+            sample_rate=sample_rate,
+            source_rate=source_rate,
+            channels=channels,
+        )
+    for place, wave_S in waves.items():
+        warn_of_levels(wave_S, sample_rate=sample_rate, where=place)
+    return waves
+
+
+# Segments, and the mean embedding of each speaker, in order of appearance.
+Found = tuple[list[Segment], dict[str, np.ndarray]]
+
+
+def _join_channels(found: Sequence[Found]) -> Found:
+    """Join the results of all channels; speakers are named by their channel."""
+    all_segments: list[Segment] = []
+    all_speakers: dict[str, np.ndarray] = {}
+    for number, (segments, speakers) in enumerate(found, start=1):
+        names = {name: f"channel{number}-{name}" for name in speakers}
+        # Most channels of calls have one speaker.
+        if len(names) == 1:
+            names = dict.fromkeys(names, f"channel{number}")
+        all_segments += _rename(segments, names)
+        for name, emb_D in speakers.items():
+            all_speakers[names[name]] = emb_D
+    all_segments.sort(key=lambda segment: segment.start)
+    return all_segments, all_speakers
+
+
+def _find_speakers(
+    speech: "Embedded",
+    clustering: Method,
+    *,
+    min_speakers: int,
+    max_speakers: int,
+    where: str,
+) -> Found:
+    """Cluster the windows of a wave."""
+    if not speech.windows:
+        return [], {}
     clusters = cluster(
         speech.emb_ND,
         clustering,
@@ -184,7 +269,7 @@ def diarize(
         log.info(
             "%s: %d of %d windows were in groups too small for a speaker and went to"
             " the nearest one; if someone is missing, give the number of speakers",
-            name_of(audio),
+            where,
             clusters.num_dropped,
             len(speech.windows),
         )
@@ -200,17 +285,7 @@ def diarize(
             clusters.cosine_NK,
             speech.local,
         )
-
-    segments, speakers = _number_by_appearance(segments, clusters.centre_KD)
-    diarization = Diarization(
-        recording=recording,
-        seconds=speech.seconds,
-        segments=segments,
-        speakers=speakers,
-    )
-    if known:
-        return name_known(diarization, model, far=far)
-    return diarization
+    return _number_by_appearance(segments, clusters.centre_KD)
 
 
 def _number_by_appearance(
@@ -272,7 +347,7 @@ def check_enrolled(model: Model) -> None:
     for name in model.speakers:
         other = names.setdefault(one_word(name), name)
         is_taken = other != name
-        if is_taken or re.fullmatch(r"speaker\d+", name):
+        if is_taken or re.fullmatch(r"(channel\d+-)?speaker\d+|channel\d+", name):
             owner = f"'{other}'" if is_taken else "unknown speakers"
             raise ValueError(
                 f"known: '{name}' and {owner} have the same name in RTTM; enrol the"
@@ -370,33 +445,98 @@ def embed_windows(
     """
     rate = model.sample_rate
     wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
-    seconds = len(wave_S) / rate
+    (embedded,) = _embed_waves(
+        model,
+        [wave_S],
+        vad=vad,
+        overlap=overlap,
+        regions=regions,
+        window_seconds=window_seconds,
+        step_seconds=step_seconds,
+        progress=progress,
+    )
+    return embedded
+
+
+def _embed_waves(
+    model: Model,
+    waves: Sequence[np.ndarray],
+    *,
+    vad: str | None,
+    overlap: Segmentation | None,
+    regions: Sequence[Region] | None,
+    window_seconds: float,
+    step_seconds: float,
+    progress: bool,
+) -> list[Embedded]:
+    """Embed the windows of the speech of spooled waves, the channels of a recording."""
+    rate = model.sample_rate
+    regions_of: list[list[Region]] = []
+    locals_of: list[LocalSpeakers | None] = []
+    for wave_S in waves:
+        speech, local = _find_regions(
+            wave_S,
+            rate,
+            vad=vad,
+            overlap=overlap,
+            regions=regions,
+        )
+        regions_of.append(speech)
+        locals_of.append(local)
+    if len(waves) > 1:
+        regions_of = remove_cross_talk(waves, regions_of, sample_rate=rate)
+
+    embedded: list[Embedded] = []
+    for wave_S, speech, local in zip(waves, regions_of, locals_of):
+        windows = cut_windows(
+            speech,
+            window_seconds=window_seconds,
+            step_seconds=step_seconds,
+        )
+        # `embed_many` reads a window when it needs it: overlapping windows are never all in memory.
+        windows, reads = audible_windows(windows, wave_S, rate)
+        emb_ND = model.embed_many(
+            reads,
+            check_levels=False,
+            progress=progress,
+            unit="windows",
+        )
+        seconds = len(wave_S) / rate
+        embedded.append(Embedded(seconds, speech, windows, emb_ND, local))
+    return embedded
+
+
+def _find_regions(
+    wave_S: np.ndarray,
+    sample_rate: int,
+    *,
+    vad: str | None,
+    overlap: Segmentation | None,
+    regions: Sequence[Region] | None,
+) -> tuple[list[Region], LocalSpeakers | None]:
+    """Return the regions of speech of a spooled wave, and its local speakers."""
     # A segmentation model also finds speech; an explicit `vad` has priority.
     local: LocalSpeakers | None = None
     if overlap is not None:
-        local = overlap.run(wave_S, sample_rate=rate)
+        local = overlap.run(wave_S, sample_rate=sample_rate)
     if regions is None:
         if vad is None and local is not None:
             regions = local.speech()
         else:
-            regions = find_speech(wave_S, sample_rate=rate, vad=vad or "energy")
+            regions = find_speech(
+                wave_S,
+                sample_rate=sample_rate,
+                vad=vad or "energy",
+            )
 
     # The user's regions may begin or end after the recording.
+    seconds = len(wave_S) / sample_rate
     inside: list[Region] = []
     for start, end in merge_regions(regions):
         end = min(end, seconds)
         if start < end:
             inside.append((start, end))
-    windows = cut_windows(
-        inside,
-        window_seconds=window_seconds,
-        step_seconds=step_seconds,
-    )
-
-    # `embed_many` reads a window when it needs it: overlapping windows are never all in memory.
-    windows, reads = audible_windows(windows, wave_S, rate)
-    emb_ND = model.embed_many(reads, progress=progress, unit="windows")
-    return Embedded(seconds, inside, windows, emb_ND, local)
+    return inside, local
 
 
 def audible_windows(

@@ -8,9 +8,11 @@ equal models have equal bytes. Letters: B rows, S samples, D embedding dimension
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from speakerlab import __version__
 from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.core.atomic import replacing
+from speakerlab.core.bars import progress_bar
 from speakerlab.embedder import Embedder
 from speakerlab.inference.onnx_model import (
     INPUT,
@@ -36,6 +39,7 @@ OPSET, IR_VERSION = 18, 8
 MIN_COSINE = 0.99999  # between a row of the file's output and PyTorch's
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
+SECONDS_PER_TICK = 1.0  # of the bar
 AXES = {INPUT: "samples", "features": "frames"}  # input -> its second dimension
 
 
@@ -132,7 +136,7 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
     if torch.__version__ < "2.9":  # a TorchVersion, which compares numbers
-        fix = "pip install --upgrade torch torchaudio"
+        fix = "pip install --upgrade torch"
         raise ValueError(
             f"export: torch 2.9 or newer is needed, found {torch.__version__}; {fix}"
         )
@@ -150,8 +154,10 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
     # The exporter warns about its own parts and torchvision.
     disabled_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    # Tracing takes most of the time of an export, up to a minute for large networks.
+    bar = progress_bar(total=2, unit="steps", text="tracing the network")
     try:
-        with warnings.catch_warnings():
+        with bar, _ticking(bar), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             example = module.input_of(wave_BS)
             # In eval mode, in which BatchNorm does not use the statistics of the example.
@@ -169,9 +175,12 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
             )
             # `program` is None with dynamo=False only.
             assert program is not None
+            bar.update()
+            bar.set_description("simplifying the graph")
             # These two do not change the outputs of the graph.
             optimizer.fold_constants(program.model)
             optimizer.remove_unused_nodes(program.model)
+            bar.update()
     except Exception as error:  # the tracer raises many types
         cause = error.__cause__ or error
         reason = " ".join(str(cause).split())[:200]
@@ -182,6 +191,24 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
         # The level holds for the whole process, so it is restored.
         logging.disable(disabled_level)
     return finish(program.model_proto, texts=texts or {})
+
+
+@contextmanager
+def _ticking(bar: Any) -> Iterator[None]:
+    """Show the seconds of a bar whose steps are long, so that nobody thinks that it hangs."""
+    ended = Event()
+
+    def tick() -> None:
+        while not ended.wait(SECONDS_PER_TICK):
+            bar.refresh()
+
+    thread = Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
@@ -226,7 +253,8 @@ def compare_waves(
     num_threads = torch.get_num_threads()
     session = open_session(path, num_threads=num_threads)
     cosines: list[float] = []
-    for wave_BS in waves:
+    bar = progress_bar(waves, unit="waves", text="comparing with PyTorch")
+    for wave_BS in bar:
         with torch.inference_mode():
             wave = torch.from_numpy(wave_BS)
             torch_BD = module.embedder.embed_window(wave)

@@ -4,7 +4,9 @@ The file that `export.py` writes holds the network with its front end and, as `F
 data needed at inference. Letters: B rows, S samples, D embedding dimensions.
 """
 
+import ctypes
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.checkpoints.model_files import refuse_substitute
 from speakerlab.core.reading import parse_json
 from speakerlab.core.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
@@ -87,6 +90,9 @@ class OnnxModel:
             raise FileNotFoundError(
                 f"{path}: no such model; make one with `speakerlab export`"
             )
+        refuse_substitute(path)
+        self._num_threads = num_threads
+        self._process = os.getpid()
         self._session = open_session(path, num_threads=num_threads)
         metadata = metadata_of(self._session, path)
         facts = Facts.from_texts(metadata, where=str(path))
@@ -107,9 +113,18 @@ class OnnxModel:
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""
+        if self._process != os.getpid():
+            self._open_again()
         wave_BS = np.ascontiguousarray(wave_BS, dtype=np.float32)
         (emb_BD,) = self._session.run([OUTPUT], {INPUT: wave_BS})
         return emb_BD
+
+    def _open_again(self) -> None:
+        """Replace the session in a forked process, which lacks the threads of its parent's."""
+        # Never deleted, because its destructor would wait for these threads for ever.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
+        self._session = open_session(self.source, num_threads=self._num_threads)
+        self._process = os.getpid()
 
 
 def open_session(path: Path, *, num_threads: int | None = None) -> Any:

@@ -7,27 +7,25 @@ torch is imported only for models that run with it; an ONNX file does not need i
 Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from speakerlab.checkpoints.hub import local
-from speakerlab.core.atomic import replacing
-from speakerlab.core.reading import parse_json
+from speakerlab.core.bars import progress_bar
 from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows, group_rows
 from speakerlab.data.audio import name_of
-from speakerlab.data.convert import read_wave
+from speakerlab.data.convert import Channels, read_channels, read_wave
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
+from speakerlab.inference.enrolled import add_speakers, read_speakers, write_speakers
+from speakerlab.inference.speech import warn_of_little_speech
 from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
@@ -53,6 +51,8 @@ class Verification:
     llr: float | None  # natural logarithm of the likelihood ratio
     is_same: bool | None  # score >= threshold
     threshold: float | None
+    # Seconds of speech in each recording; None for two embeddings.
+    speech_seconds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Identification:
     ranking: list[tuple[str, float]]  # every enrolled speaker and the score, best first
     is_known: bool | None  # the best score reaches the threshold
     threshold: float | None
+    speech_seconds: float | None = None  # in the recording; None for an embedding
 
     @property
     def name(self) -> str | None:
@@ -119,7 +120,9 @@ class SpeakerModel:
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
     sample rate, or a function that returns one of these; see `read_wave`. `sample_rate` is the
-    rate of arrays, by default the model's. `speakers` holds a unit vector for each enrolled name.
+    rate of arrays, by default the model's. `channels` is the number of the channel to use, from 1,
+    or "mix", their mean; None: the first one, with a warning if another one has other sound.
+    `speakers` holds a unit vector for each enrolled name.
     """
 
     def __init__(self, runtime: "TorchModel | OnnxModel") -> None:
@@ -141,9 +144,22 @@ class SpeakerModel:
             f" {runtime.source})"
         )
 
-    def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:
-        """Return emb_D, float32, of one recording of any length."""
-        emb_1D = self.embed_many([audio], sample_rate)
+    def embed(
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels | Literal["each"] = None,
+    ) -> np.ndarray:
+        """Return emb_D, float32, of one recording of any length; channels="each": emb_CD."""
+        if channels == "each":
+            wave_CS = read_channels(
+                audio() if callable(audio) else audio,
+                sample_rate=self.sample_rate,
+                source_rate=sample_rate,
+            )
+            return self.embed_many(list(wave_CS), check_levels=False)
+        emb_1D = self.embed_many([audio], sample_rate, channels=channels)
         return emb_1D[0]
 
     def embed_many(
@@ -151,19 +167,24 @@ class SpeakerModel:
         sources: Sequence[Any],
         sample_rate: int | None = None,
         *,
+        channels: Channels = None,
+        check_levels: bool = True,
         progress: bool = False,
         unit: str = "recordings",
     ) -> np.ndarray:
         """Return emb_ND, float32, in the order of `sources`.
 
-        progress: show a bar on a terminal, in this unit. Raises the error of the first recording
-        that cannot be embedded, and ValueError if `sources` is a single recording.
+        progress: show a bar on a terminal or in a notebook, in this unit. Raises the error of the
+        first recording that cannot be embedded, and ValueError if `sources` is a single recording.
+        check_levels: False for parts of recordings, which may be silent; see `read_wave`.
         """
         # `embed_each` yields in any order, because it batches recordings of equal length.
         embedded: dict[int, np.ndarray] = {}
         results = self.embed_each(
             sources,
             sample_rate,
+            channels=channels,
+            check_levels=check_levels,
             progress=progress,
             unit=unit,
         )
@@ -181,12 +202,15 @@ class SpeakerModel:
         sources: Sequence[Any],
         sample_rate: int | None = None,
         *,
+        channels: Channels = None,
+        check_levels: bool = True,
         progress: bool = False,
         unit: str = "recordings",
     ) -> Iterator[Result]:
         """Yield (row of `sources`, its emb_D or the error), in any order.
 
-        progress: show a bar on a terminal, in this unit.
+        progress: show a bar on a terminal or in a notebook, in this unit. check_levels: as in
+        `embed_many`.
         """
         # Text and bytes have a length too, but are a single recording.
         has_length = hasattr(sources, "__len__")
@@ -195,14 +219,16 @@ class SpeakerModel:
                 f"sources: must be a list of recordings, not one ({name_of(sources)});"
                 " put it in a list, or use embed"
             )
-        from tqdm import tqdm
-
-        # None shows the bar only on a terminal.
-        disable = None if progress else True
-        bar = tqdm(total=len(sources), unit=f" {unit}", disable=disable)
+        bar = progress_bar(total=len(sources), unit=unit, shown=progress)
         # A single thread reads, because the groups are consecutive parts of `numbered`.
         numbered = enumerate(sources)
-        read_group = partial(self._read_group, numbered, sample_rate)
+        read = partial(
+            self._read,
+            sample_rate=sample_rate,
+            channels=channels,
+            check_levels=check_levels,
+        )
+        read_group = partial(self._read_group, numbered, read)
         with bar, ThreadPoolExecutor(1) as reader:
             pending = reader.submit(read_group)
             while True:
@@ -225,11 +251,17 @@ class SpeakerModel:
         sample_rate: int | None = None,
         *,
         far: float | None = None,
+        channels: Channels = None,
     ) -> Verification:
-        """Compare two recordings. far: decide at this false-alarm rate instead of at the EER."""
-        emb_a_D = self.embed(a, sample_rate)
-        emb_b_D = self.embed(b, sample_rate)
-        return self.compare(emb_a_D, emb_b_D, far=far)
+        """Compare two recordings. far: decide at this false-alarm rate instead of at the EER.
+
+        A recording with less than half a second of speech is warned of.
+        """
+        # One by one, so that their lengths do not matter.
+        emb_a_D, seconds_a = self._embed_speech(a, sample_rate, channels)
+        emb_b_D, seconds_b = self._embed_speech(b, sample_rate, channels)
+        result = self.compare(emb_a_D, emb_b_D, far=far)
+        return replace(result, speech_seconds=(seconds_a, seconds_b))
 
     def compare(
         self, emb_a_D: np.ndarray, emb_b_D: np.ndarray, *, far: float | None = None
@@ -263,7 +295,14 @@ class SpeakerModel:
             threshold=threshold,
         )
 
-    def enroll(self, name: str, sources: Any, sample_rate: int | None = None) -> None:
+    def enroll(
+        self,
+        name: str,
+        sources: Any,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+    ) -> None:
         """Enrol a speaker as the mean embedding of recordings; replace a speaker of the same name.
 
         sources: a recording or a list of them; all have the same weight.
@@ -279,7 +318,13 @@ class SpeakerModel:
         for number in range(1, len(recordings) + 1):
             ids.append(f"recording {number} of {name}")
         # Unit vectors, so that loud or long recordings weigh no more than others.
-        emb_ND = self.embed_many(recordings, sample_rate)
+
+        def read(recording: Any) -> np.ndarray:
+            wave_S, _ = self._read_speech(recording, sample_rate, channels)
+            return wave_S
+
+        reads = [partial(read, recording) for recording in recordings]
+        emb_ND = self.embed_many(reads, check_levels=False)
         unit_ND = unit_rows(emb_ND, ids)
         mean_1D = unit_ND.mean(axis=0, keepdims=True)
         # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
@@ -287,14 +332,21 @@ class SpeakerModel:
         self.speakers[name] = unit_1D[0]
 
     def identify(
-        self, audio: Any, sample_rate: int | None = None, *, far: float | None = None
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        far: float | None = None,
+        channels: Channels = None,
     ) -> Identification:
         """Rank the enrolled speakers for a recording, and decide whether the best one is speaking.
 
-        Speakers with equal scores are in the order of enrolment.
+        Speakers with equal scores are in the order of enrolment. A recording with less than half a
+        second of speech is warned of.
         """
-        emb_D = self.embed(audio, sample_rate)
-        return self.rank(emb_D, far=far)
+        emb_D, seconds = self._embed_speech(audio, sample_rate, channels)
+        result = self.rank(emb_D, far=far)
+        return replace(result, speech_seconds=seconds)
 
     def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
         """Rank the enrolled speakers for an embedding of this model, like `identify`."""
@@ -327,6 +379,7 @@ class SpeakerModel:
         regions: "Sequence[Region] | None" = None,
         window_seconds: float = WINDOW_SECONDS,
         step_seconds: float = STEP_SECONDS,
+        channels: Channels | Literal["each"] = None,
         progress: bool = False,
     ) -> "Diarization":
         """Find who spoke when in a recording; see `inference.diarize.diarize` for the options."""
@@ -348,11 +401,16 @@ class SpeakerModel:
             regions=regions,
             window_seconds=window_seconds,
             step_seconds=step_seconds,
+            channels=channels,
             progress=progress,
         )
 
     def classify(
-        self, audio: Any, sample_rate: int | None = None
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
     ) -> list[tuple[str, float]]:
         """Return (class, posterior) of a model trained for identification, best first.
 
@@ -364,58 +422,40 @@ class SpeakerModel:
                 "model: has no classes; use an experiment trained with task"
                 " identification"
             )
-        emb_D = self.embed(audio, sample_rate)
-        (posterior_C,) = classifier.posteriors(emb_D[None])
+        emb_1D = self.embed_many([audio], sample_rate, channels=channels)
+        (posterior_C,) = classifier.posteriors(emb_1D)
         return _rank(classifier.classes, posterior_C)
 
-    def save_speakers(self, path: str | Path) -> None:
-        """Write the enrolled speakers, with the model's sha256, atomically as safetensors."""
-        if not self.speakers:
-            raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
-        names = list(self.speakers)
-        metadata = {
-            "model_sha256": self.sha256,
-            "names": json.dumps(names),
-        }
-        unit_ND = self._stack_speakers()
-        with replacing(Path(path)) as partial_file:
-            save_file({"unit_ND": unit_ND}, partial_file, metadata)
+    def save_speakers(
+        self, path: str | Path, *, add: str | Sequence[str] | None = None
+    ) -> None:
+        """Write the enrolled speakers, with the model's sha256, atomically as safetensors.
+
+        add: names of enrolled speakers to add to those of an existing file, or to replace in it;
+        several processes may do so at the same time. None: the file has all enrolled speakers, and
+        no others.
+        """
+        file = Path(path)
+        if add is None:
+            if not self.speakers:
+                raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
+            write_speakers(file, self.speakers, model_sha256=self.sha256)
+            return
+        names = [add] if isinstance(add, str) else add
+        added: dict[str, np.ndarray] = {}
+        for name in names:
+            if name not in self.speakers:
+                raise ValueError(
+                    f"{path}: add: {name!r} is not enrolled; enrol it first"
+                )
+            added[name] = self.speakers[name]
+        if not added:
+            raise ValueError(f"{path}: add: no names given; give the enrolled ones")
+        add_speakers(file, added, model_sha256=self.sha256)
 
     def load_speakers(self, path: str | Path) -> None:
         """Replace the enrolled speakers by a file's; ValueError if the file is of another model."""
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                unit_ND = file.get_tensor("unit_ND")
-            digest = metadata["model_sha256"]
-            names = parse_json(metadata["names"], list[str], where=path)
-            # NaN, another number of vectors, or vectors of another length: each is a ValueError.
-            finite_ND = np.asarray_chkfinite(unit_ND).astype("f8")
-            finite_ND = finite_ND.reshape(len(names), -1)
-            norm_N = np.linalg.norm(finite_ND, axis=1)
-            has_unit_length_N = np.isclose(norm_N, 1, atol=1e-3)
-            if not has_unit_length_N.all():
-                raise ValueError("vectors are not of length 1")
-        # safetensors, JSON and numpy raise different errors for a damaged file.
-        except (
-            SafetensorError,
-            LookupError,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            raise ValueError(
-                f"{path}: holds no speakers ({error}); enrol them again"
-            ) from error
-        # Embeddings of different models cannot be compared, even if their dimensions are equal.
-        if digest != self.sha256:
-            raise ValueError(
-                f"{path}: was made with model {digest[:12]}, not with"
-                f" {self.sha256[:12]} (sha256); enrol the speakers with this model"
-            )
-        self.speakers = dict(zip(names, unit_ND))
+        self.speakers = read_speakers(Path(path), model_sha256=self.sha256)
 
     def _stack_speakers(self) -> np.ndarray:
         """Return the unit vectors of the enrolled speakers, (N, D), in the order of enrolment."""
@@ -467,8 +507,49 @@ class SpeakerModel:
             for index, emb_D in zip(batch, emb_BD):
                 yield rows[index], emb_D
 
+    def _embed_speech(
+        self, source: Any, sample_rate: int | None, channels: Channels
+    ) -> tuple[np.ndarray, float]:
+        """Return emb_D of a recording and its seconds of speech; warn if they are few."""
+        wave_S, seconds = self._read_speech(source, sample_rate, channels)
+        emb_1D = self.embed_many([wave_S], check_levels=False)
+        return emb_1D[0], seconds
+
+    def _read_speech(
+        self, source: Any, sample_rate: int | None, channels: Channels
+    ) -> tuple[np.ndarray, float]:
+        """Return wave_S at the model's rate and its seconds of speech; warn if they are few."""
+        wave_S = self._read(source, sample_rate=sample_rate, channels=channels)
+        seconds = warn_of_little_speech(
+            wave_S,
+            sample_rate=self.sample_rate,
+            where=name_of(source),
+        )
+        return wave_S, seconds
+
+    def _read(
+        self,
+        source: Any,
+        *,
+        sample_rate: int | None,
+        channels: Channels,
+        check_levels: bool = True,
+    ) -> np.ndarray:
+        """Read a recording at the model's rate."""
+        if callable(source):
+            source = source()
+        return read_wave(
+            source,
+            sample_rate=self.sample_rate,
+            source_rate=sample_rate,
+            channels=channels,
+            check_levels=check_levels,
+        )
+
     def _read_group(
-        self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
+        self,
+        numbered: Iterator[tuple[int, Any]],
+        read: Callable[[Any], np.ndarray],
     ) -> list[Result]:
         """Read about a minute of recordings at the model's rate; empty if none is left."""
         group: list[Result] = []
@@ -477,13 +558,7 @@ class SpeakerModel:
         for row, source in numbered:
             # A recording that cannot be read must not stop the others.
             try:
-                if callable(source):
-                    source = source()
-                wave_S = read_wave(
-                    source,
-                    sample_rate=self.sample_rate,
-                    source_rate=sample_rate,
-                )
+                wave_S = read(source)
                 # The VAD takes the whole recording, because its thresholds depend on all levels.
                 if vad is not None:
                     wave_S = vad(wave_S)

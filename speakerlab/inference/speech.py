@@ -5,6 +5,7 @@ is not imported: it would limit torch to one thread.
 Letters: S samples, T frames, L samples of a frame and its context.
 """
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from speakerlab.diarization.windows import speech_regions
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.onnx_model import open_session
 
+log = logging.getLogger(__name__)
+# Two words. A decision from less says little about the speaker.
+MIN_SPEECH_SECONDS = 0.5
 SAMPLE_RATE, CONTEXT_SAMPLES = 16000, 64  # of Silero VAD
 BLOCK_SAMPLES = 16 * SAMPLE_RATE  # in one call; a multiple of the frame
 # Speech starts at the first probability, from WeSpeaker's recipe, and ends below the second.
@@ -29,7 +33,7 @@ START, STOP = 0.18, 0.1
 def find_speech(
     wave_S: np.ndarray, *, sample_rate: int, vad: str = "energy"
 ) -> list[Region]:
-    """Return the regions of speech of a spooled wave; vad: "energy" or "silero"."""
+    """Return the regions of speech; vad: "energy" or "silero", which needs a spooled wave."""
     if vad == "silero":
         detector = SileroVad()
         if sample_rate != SAMPLE_RATE:
@@ -51,6 +55,23 @@ def find_speech(
     voiced_T = detector.voiced_frames(wave_S)
     frame_seconds = detector.frame_samples / sample_rate
     return speech_regions(voiced_T, frame_seconds=frame_seconds)
+
+
+def warn_of_little_speech(wave_S: np.ndarray, *, sample_rate: int, where: str) -> float:
+    """Return the seconds of speech in a recording; warn if they are below MIN_SPEECH_SECONDS."""
+    seconds = 0.0
+    for start, end in find_speech(wave_S, sample_rate=sample_rate):
+        seconds += end - start
+    seconds = round(seconds, 3)
+    if seconds < MIN_SPEECH_SECONDS:
+        amount = f"only {seconds:.2f} s of speech were" if seconds else "no speech was"
+        log.warning(
+            "%s: %s found, a decision needs %g s; give a longer recording of the voice",
+            where,
+            amount,
+            MIN_SPEECH_SECONDS,
+        )
+    return seconds
 
 
 class SileroVad:

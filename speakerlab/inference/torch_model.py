@@ -3,8 +3,10 @@
 Letters: B rows, S samples, N embeddings, C classes, D embedding dimensions.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,10 @@ from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
 from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import card_of, resolve_precision
+
+# A forked process lacks the threads that its parent's OpenMP has started, and would wait for them
+# for ever, so it computes in a single thread.
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 class TorchModel:
@@ -36,6 +42,7 @@ class TorchModel:
                 "device: cuda requested, but no GPU was found; use cpu or auto"
             )
         self.device = torch.device("cuda" if has_gpu else "cpu")
+        self.process = os.getpid()
         card = card_of(self.device)
         resolved = resolve_precision(precision, self.device, [card])
         self.precision = resolved.name
@@ -62,7 +69,15 @@ class TorchModel:
             self.classifier = load_classifier(published.folder)
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
-        """Return emb_BD of waves of `min_samples` to `max_samples`."""
+        """Return emb_BD of waves of `min_samples` to `max_samples`.
+
+        Raises ValueError in a process that was forked after the model was loaded on a GPU.
+        """
+        if self.device.type == "cuda" and self.process != os.getpid():
+            raise ValueError(
+                f"{self.source}: was loaded on a GPU before this process was forked; load"
+                " the model after the fork, or use spawn instead of fork"
+            )
         # torch rejects arrays with negative strides, such as a reversed array.
         contiguous_BS = np.ascontiguousarray(wave_BS)
         with torch.inference_mode():

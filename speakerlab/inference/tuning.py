@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from speakerlab.core.bars import progress_bar
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.diarization.clustering import build_method, cluster, unit_rows
@@ -64,9 +64,7 @@ def tune(
     # For each candidate: name of a recording -> the turns found.
     turns_of: list[dict[str, list[Turn]]] = [{} for _ in candidates]
     names = sorted(reference)
-    # None shows the bar only on a terminal.
-    disable = None if progress else True
-    for name in tqdm(names, unit=" recordings", disable=disable):
+    for name in progress_bar(names, unit="recordings", shown=progress):
         speech = embed_windows(model, recordings[name])
         for candidate, found_turns in zip(candidates, turns_of):
             clusters = cluster(speech.emb_ND, build_method(candidate))
@@ -129,7 +127,12 @@ def learn_vbx(model: SpeakerModel, folder: Path, *, progress: bool = False) -> V
         for window in windows:
             speakers.append(str(speaker))
             reads.append(window.read)
-    emb_MD = model.embed_many(reads, progress=progress, unit="windows")
+    emb_MD = model.embed_many(
+        reads,
+        check_levels=False,
+        progress=progress,
+        unit="windows",
+    )
     # Clustering sees unit vectors, so PLDA learns from them too.
     unit_MD = unit_rows(emb_MD).astype(np.float32)
     ids = [str(row) for row in range(len(reads))]

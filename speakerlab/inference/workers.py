@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from speakerlab.core import process
+from speakerlab.core.bars import progress_bar
 from speakerlab.data.workers import auto_workers, start_worker
 from speakerlab.embedder import Embedder
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
-from speakerlab.training.devices import count_gpus
+from speakerlab.training.devices import check_kernels, count_gpus
 from speakerlab.training.precision import (
     Card,
     Precision,
@@ -36,11 +36,15 @@ SECONDS_PER_UPDATE = 0.5
 FORKED = multiprocessing.get_context("fork")
 
 
-def share_threads(nproc: int) -> int:
-    """Set torch to one thread; return how many batches each process may compute at a time."""
+def share_threads(nproc: int, wanted: int | str = "auto") -> int:
+    """Set torch to one thread; return how many batches each process may compute at a time.
+
+    wanted: the model's runtime.num_threads; "auto" for as many threads as torch has.
+    """
     # torch itself uses one thread: with more, the order of its sums depends on their number.
     cpu_share = max(1, process.available_cpus() // nproc)
-    num_threads = min(torch.get_num_threads(), cpu_share, MAX_THREADS)
+    most = wanted if isinstance(wanted, int) else torch.get_num_threads()
+    num_threads = min(most, cpu_share, MAX_THREADS)
     torch.set_num_threads(1)
     return num_threads
 
@@ -66,7 +70,7 @@ def precision_here(precision: str) -> Precision:
 
 def _cards() -> list[Card | None]:
     cards: list[Card | None] = []
-    for index in range(torch.cuda.device_count()):
+    for index in range(count_gpus()):
         gpu = torch.device("cuda", index)
         cards.append(card_of(gpu))
     return cards
@@ -101,7 +105,7 @@ def embed_chunks(
         num_threads,
         num_workers,
     )
-    with tqdm(total=total, unit=" utterances", disable=None) as bar:
+    with progress_bar(total=total, unit="utterances") as bar:
         if count == 1:
             for num_embedded in embed(0):
                 bar.update(num_embedded)
@@ -182,7 +186,9 @@ def _embed_share(
     embed = partial(embed_batches, embedder, work.pieces, batches)
     num_gpus = count_gpus()
     if num_gpus > 0:
-        device = torch.device("cuda", index % num_gpus)
+        gpu_number = index % num_gpus
+        check_kernels(gpu_number)
+        device = torch.device("cuda", gpu_number)
         embedded = embed(device=device, num_workers=num_workers)
     else:
         # No workers: each thread reads its own batches.

@@ -1,4 +1,4 @@
-"""Score files of any system: `enrol test score` per line; other columns are ignored.
+"""Score files of any system: `enrol test score` per line, which a label may follow.
 
 Also reads 3D-Speaker's `enrol test label score`, recognised by the label in the first line.
 In: a file and a trial list. Out: the scores, in the order of the trials.
@@ -100,10 +100,12 @@ def _read_lines(
                 score_column = _find_score_column(fields)
             try:
                 score = float(fields[score_column])
-                if score_column == 3 and fields[2] not in TRUTH:
-                    raise ValueError(fields[2])
+                # A blank in an id shifts the columns: then the line has others.
+                labels = fields[2:score_column] + fields[score_column + 1 :]
+                if len(labels) > 1 or not TRUTH.keys() >= set(labels):
+                    raise ValueError(labels)
             except (IndexError, ValueError):
-                form = "enrol test score"
+                form = "enrol test score [label]"
                 if score_column == 3:
                     form = "enrol test label score"
                 faults.add(

@@ -133,6 +133,10 @@ def read_trials(path: str | Path) -> Trials:
     a pair that occurs twice.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(
+            f"{path}: is a folder, not a trial list; give one of its lists"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trial list; correct the path")
     # Id -> number, in order of appearance.
@@ -190,7 +194,8 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format,
         columns = _find_columns(header)
         if columns is not None:
             table = csv.reader(stream, delimiter=separator)
-            return _table_rows(table, columns), TABLE, 1
+            rows = _table_rows(table, columns, num_columns=len(header))
+            return rows, TABLE, 1
 
     fields = first.split()
     matches: list[Format] = []
@@ -225,11 +230,15 @@ def _find_columns(header: Sequence[str]) -> list[int] | None:
 
 
 def _table_rows(
-    table: Iterable[list[str]], columns: Sequence[int]
+    table: Iterable[list[str]], columns: Sequence[int], *, num_columns: int
 ) -> Iterator[list[str]]:
-    """Yield these columns of each line; the result is shorter for an incomplete line."""
+    """Yield these columns of each line; lines with more or fewer columns as one text."""
     for row in table:
-        cells = [row[column] for column in columns if column < len(row)]
+        # A separator in a name shifts the columns after it.
+        if row and len(row) != num_columns:
+            yield [", ".join(row)]
+            continue
+        cells = [row[column] for column in columns if row]
         # A cell with several words yields more than three fields, which the caller refuses.
         yield " ".join(cells).split()
 

@@ -62,6 +62,7 @@ def divide_global_batch(
     below: int | None = None,
     limit: Callable[[list[int]], int],
     undivided: str = "",
+    why_not_single: Callable[[], str] = str,
 ) -> BatchPlan:
     """Choose a micro-batch that makes up the global batch exactly.
 
@@ -71,7 +72,8 @@ def divide_global_batch(
     as BatchNorm has 16. below: a micro-batch that ran out of memory; take the next smaller one.
     limit: gets the candidate sizes, ascending, and returns how many crops fit; raises
     MemoryTooSmall if not even the first size does. undivided: why a rank must compute its share at
-    once, without accumulation; "" if it need not.
+    once, without accumulation; "" if it need not. why_not_single: returns why the model cannot be
+    trained if BatchNorm has a single crop; "" if it can. It is called only if that might happen.
 
     Raises ValueError, with the nearest valid sizes, if there is no such micro-batch.
     """
@@ -94,6 +96,10 @@ def divide_global_batch(
             joined_ranks[size] = _count_joined_ranks(size, bn_batch, world_size)
 
     sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below, joined_ranks)
+    # Only the smallest size can be a single crop.
+    bn_crops = sizes[0] * joined_ranks[sizes[0]]
+    why = why_not_single() if bn_crops == 1 else ""
+    sizes = _without_single(sizes, divisors, micro_batch, below, world_size, why)
     # Called once for all sizes: it measures the memory, and all ranks agree on the smallest result.
     max_crops = limit(sizes)
     fitting_sizes = [size for size in sizes if size <= max_crops]
@@ -115,6 +121,38 @@ def divide_global_batch(
         reason=reason,
         joined_ranks=joined_ranks[size],
     )
+
+
+def _without_single(
+    sizes: list[int],
+    divisors: list[int],
+    micro_batch: int | None,
+    below: int | None,
+    world_size: int,
+    why: str,
+) -> list[int]:
+    """Return the sizes without the first, a single crop, unless `why` is empty.
+
+    why: why the model cannot be trained with it. Raises an error if no other size is left.
+    """
+    if not why:
+        return sizes
+    if len(sizes) > 1:
+        return sizes[1:]
+    if below is not None:
+        raise MemoryTooSmall(
+            f"memory: a micro-batch of {below} does not fit, and {why}; {REMEDY}"
+        )
+    if len(divisors) == 1:
+        remedy = f"use {2 * world_size}"
+        if world_size > 1:
+            remedy += ", or fewer ranks"
+        raise ValueError(
+            f"training.global_batch: {world_size} is a runtime.micro_batch of 1, but"
+            f" {why}; {remedy}"
+        )
+    key = "training.bn_batch" if micro_batch is None else "runtime.micro_batch"
+    raise ValueError(f"{key}: 1, but {why}; use {divisors[1]}")
 
 
 def _count_joined_ranks(size: int, bn_batch: int, world_size: int) -> int:

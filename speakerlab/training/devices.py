@@ -1,17 +1,30 @@
-"""The GPUs of this process, and checks that the requested GPUs exist."""
+"""The GPUs of this process, and checks that the requested GPUs exist and can be used."""
 
 import os
+import re
+import warnings
 
 import torch
 
+from speakerlab.core import process
+
 # Numbers of the GPUs that CUDA shows to this process. Set by --gpus; -1 means none.
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+# The build of torch with kernels for the oldest cards (capability 5.0 to 9.0), which needs an older
+# driver than a build for CUDA 13; egs/common/environment.py has the sources.
+OLDEST_BUILD = "cu126"
+OLDEST_CAPABILITY = (5, 0)
+CUDA_12_DRIVER = 525
+CUDA_13_DRIVER = 580
+CUDA_13_CAPABILITY = (7, 5)
+USE_THE_CPU = '--gpus "" or --device cpu for the CPU'
 
 
 def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
     """Return the number of GPUs that a training may use; 0: the CPU.
 
-    Raises ValueError if requested GPUs do not exist, or are fewer than this host's ranks.
+    Raises ValueError if requested GPUs do not exist, are fewer than this host's ranks, or cannot be
+    used by this torch.
     """
     if device == "cpu":
         return 0
@@ -34,20 +47,119 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
             " (run.sh: another --hardware)"
         )
     # Each rank needs a GPU of its own: NCCL refuses two ranks on one GPU.
-    if 0 < count < num_ranks:
+    if 0 < count < num_ranks and not is_bound_to_gpu():
         raise ValueError(
             f"--nproc: {num_ranks} ranks, {describe_gpus()}; use at most {count}"
         )
+    if count:
+        check_driver()
+    # Another card of this machine, which no rank uses, may be too old.
+    for index in range(min(count, num_ranks)):
+        check_kernels(index)
     return count
 
 
+def check_driver() -> None:
+    """Raise ValueError if CUDA cannot start, for example because the driver is too old for it."""
+    if torch.version.hip:
+        return
+    try:
+        # torch's own warning about old cards has many lines; `check_kernels` refuses them.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+    except (AssertionError, RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        problem = " ".join(str(error).split())
+        fix = "see nvidia-smi and speakerlab doctor"
+        if "too old" in problem:
+            # The rest of torch's text is advice without a version.
+            problem, _, _ = problem.partition(". ")
+            fix = _newer_driver(problem)
+        raise ValueError(
+            f"GPU: {describe_build()} cannot use it: {problem}; {fix}, or use"
+            f" {USE_THE_CPU}"
+        ) from None
+
+
+def _newer_driver(problem: str) -> str:
+    """Return what to do about a driver whose CUDA is too old: (found version 12020) is 12.2."""
+    version = re.search(r"found version (\d+)", problem)
+    is_older_than_12 = version is not None and int(version[1]) < 12_000
+    if is_older_than_12 or not is_built_for_cuda_13():
+        return f"update it to {CUDA_12_DRIVER} or newer"
+    return f"update it to {CUDA_13_DRIVER} or newer, or {install_line(OLDEST_BUILD)}"
+
+
+def check_kernels(index: int) -> None:
+    """Raise ValueError if torch was built without kernels for this card."""
+    kernels = torch.cuda.get_arch_list()
+    # The kernels of ROCm have other names, and torch itself checks them.
+    if torch.version.hip or not kernels:
+        return
+    capability = torch.cuda.get_device_capability(index)
+    if any(_runs_on(capability, kernel) for kernel in kernels):
+        return
+    major, minor = capability
+    fix = "install a newer build of torch (https://pytorch.org/get-started/locally)"
+    if capability < CUDA_13_CAPABILITY:
+        fix = install_line(OLDEST_BUILD)
+    if capability < OLDEST_CAPABILITY:
+        fix = "no build of it has them"
+    raise ValueError(
+        f"GPU {index}: {torch.cuda.get_device_name(index)} (sm_{major}{minor}):"
+        f" {describe_build()} has no kernels for it, only for {' '.join(kernels)};"
+        f" {fix}, or use {USE_THE_CPU}"
+    )
+
+
+def _runs_on(capability: tuple[int, int], kernel: str) -> bool:
+    """Return whether a card runs kernels such as sm_90, sm_90a or compute_90."""
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", kernel)
+    if match is None:
+        return True  # a kind that is not known here: torch decides
+    kind, major, minor, variant = match.groups()
+    oldest = (int(major), int(minor))
+    if variant == "a":  # of this card only
+        return capability == oldest
+    # Machine code runs on later cards of the same generation; PTX is compiled for any later card.
+    is_same_generation = capability[0] == oldest[0]
+    is_portable = kind == "compute" and not variant
+    return capability >= oldest and (is_same_generation or is_portable)
+
+
+def is_built_for_cuda_13() -> bool:
+    """Return whether this torch needs CUDA 13 or later."""
+    major, _, _ = (torch.version.cuda or "0").partition(".")
+    return int(major) >= 13
+
+
+def describe_build() -> str:
+    """Return "torch 2.11.0+cu130 (CUDA 13.0)"."""
+    target = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+    return f"torch {torch.__version__} ({target})"
+
+
+def install_line(build: str) -> str:
+    """Return the command that replaces this torch by another build of the same version."""
+    # Without the name of the build, pip would keep the installed one.
+    version, _, _ = str(torch.__version__).partition("+")
+    index = f"https://download.pytorch.org/whl/{build}"
+    return f"pip install torch=={version}+{build} --extra-index-url {index}"
+
+
 def is_bound_to_gpu() -> bool:
-    """Return whether Slurm shows each task only its own GPU, as with `srun --gpus-per-task=1`.
+    """Return whether this rank sees only its own GPU, as with `srun --gpus-per-task=1`.
 
     Then the ranks of a host do not share the visible GPUs of one rank.
     """
-    is_slurm_task = "SLURM_PROCID" in os.environ
-    return is_slurm_task and torch.cuda.device_count() == 1
+    if "LOCAL_RANK" not in os.environ or torch.cuda.device_count() != 1:
+        return False
+    is_selected = VARIABLE in os.environ
+    if process.TORCHRUN_VARIABLE in os.environ:
+        # Its ranks share the GPUs that it sees, except with --virtual-local-rank, where each is the
+        # first of its only GPU.
+        return is_selected and os.environ["LOCAL_RANK"] == "0"
+    return is_selected or "SLURM_PROCID" in os.environ
 
 
 def check_format(device: str, precision: str) -> None:

@@ -21,6 +21,7 @@ from speakerlab.training.devices import count_gpus, is_bound_to_gpu
 
 T = TypeVar("T")
 REDUCE = "step/reduce"  # in a profile: waiting for a collective
+MAX_REASON = 200  # characters of a library's text in an error
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,11 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
-    # Slurm may show each rank only its own GPU, which then has number 0 everywhere.
-    is_bound = is_bound_to_gpu()
-    ranks_sharing_gpus = 1 if is_bound else local_size
-    use_cuda = count_gpus(device, num_ranks=ranks_sharing_gpus) > 0
+    use_cuda = count_gpus(device, num_ranks=local_size) > 0
     rank_device = torch.device("cpu")
     if use_cuda:
-        gpu_number = 0 if is_bound else local_rank
+        # Slurm may show each rank only its own GPU, which then has number 0 everywhere.
+        gpu_number = 0 if is_bound_to_gpu() else local_rank
         rank_device = torch.device("cuda", gpu_number)
         try:
             torch.cuda.set_device(rank_device)
@@ -177,18 +176,36 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
         # Joining blocks in C++ until all ranks are there, and would not notice Ctrl-C. There is
         # nothing to save yet, so until then Ctrl-C ends the process at once.
         handler = process.die_of_ctrl_c()
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
-            timeout=timedelta(minutes=timeout_minutes),
-            device_id=rank_device if use_cuda else None,
-        )
-        signal.signal(signal.SIGINT, handler)
+        try:
+            # With a device, NCCL connects here, not in the first collective.
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
+                timeout=timedelta(minutes=timeout_minutes),
+                device_id=rank_device if use_cuda else None,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"rank {rank} of {world_size}: cannot join the others:"
+                f" {_reason(error)}; see their output, run speakerlab doctor, or set"
+                f" {'NCCL_DEBUG=INFO' if use_cuda else 'TORCH_DISTRIBUTED_DEBUG=INFO'}"
+            ) from None
+        finally:
+            signal.signal(signal.SIGINT, handler)
     return Ranks(
         rank=rank,
         world_size=world_size,
         local_size=local_size,
         device=rank_device,
     )
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the part of a text of NCCL or gloo that names the cause, in one line."""
+    text = str(error)
+    # NCCL's cause is behind lines with the place in the source and a general hint.
+    _, _, last_error = text.partition("Last error:")
+    lines = (last_error.strip() or text.strip()).splitlines() or [repr(error)]
+    return lines[0][:MAX_REASON].rstrip(" .;")
 
 
 def shared_store(ranks: Ranks) -> Any:

@@ -4,7 +4,8 @@
 clock. A full disk delays rows and never ends a run.
 
 TensorBoard's files are written here, because its own writer loses its buffer at the first write
-that fails, and its thread ends in a traceback.
+that fails, and its thread ends in a traceback. They hold the metrics, the configuration as text and
+hyper-parameters, and after scoring the plots of the report.
 """
 
 import io
@@ -12,11 +13,13 @@ import json
 import logging
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue] # made when it is imported
@@ -25,6 +28,8 @@ from tensorboard.compat.proto.event_pb2 import (
 from tensorboard.compat.proto.summary_pb2 import (
     Summary,  # pyright: ignore[reportAttributeAccessIssue]
 )
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from speakerlab.training.appended import AppendedFile
@@ -35,12 +40,15 @@ PREFIX = "events.out.tfevents"
 # after `QUIET_SECONDS` without a line of training.
 FIRST_SECONDS = 10.0
 QUIET_SECONDS = 20.0
+IMAGES = "scores"  # end of the name of the file with the plots of the report
+# Width and height of a PNG file, after its signature and the name of the first chunk.
+PNG_SIZE = struct.Struct(">16xII")
 
 
 class Events:
-    """One file of events; TensorBoard drops the steps after `start_step` from earlier ones."""
+    """One file of events; its name ends with `kind`."""
 
-    def __init__(self, folder: Path, *, start_step: int) -> None:
+    def __init__(self, folder: Path, *, kind: str = "0") -> None:
         self.folder = folder
         # Files are read in the order of their names. The clock alone does not order them: a run
         # may resume within the second, or on a host whose clock is behind.
@@ -49,22 +57,29 @@ class Events:
             parts = path.name.split(".")
             earlier_stamp = int(parts[3])
             stamp = max(stamp, earlier_stamp + 1)
-        name = f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
+        name = f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{kind}"
         self.file = AppendedFile(folder / name)
         # The first record of every file is the version of its format.
         self._append(Event(file_version="brain.Event:2"))
-        # At this event, TensorBoard drops earlier values of this step and of later steps. Otherwise
-        # it would draw two curves over each other after a roll-back.
+
+    def restart(self, step: int) -> None:
+        """Make TensorBoard drop the values of this step and of later steps in earlier files.
+
+        Otherwise it would draw two curves over each other after a roll-back.
+        """
         restart = SessionLog(status=SessionLog.START)
-        self._append(Event(step=start_step + 1, session_log=restart))
+        self._append(Event(step=step, session_log=restart))
+
+    def add(self, step: int, summary: Summary) -> None:
+        """Write an event with a summary of TensorBoard."""
+        self._append(Event(step=step, summary=summary))
 
     def add_scalars(self, step: int, group: str, values: Mapping[str, float]) -> None:
         """Write an event with the values of a step; group: `train` or `valid`."""
         scalars: list[Summary.Value] = []
         for name, value in values.items():
             scalars.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
-        summary = Summary(value=scalars)
-        self._append(Event(step=step, summary=summary))
+        self.add(step, Summary(value=scalars))
 
     def _append(self, event: Event) -> None:
         event.wall_time = time.time()
@@ -81,13 +96,22 @@ class Monitor:
     exp_dir: Path
     total_steps: int
     every_seconds: float  # between two log lines
+    config: str = ""  # as text, in YAML
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by key
 
     def begin(self, start_step: int) -> None:
         """Start at a step; cut the later rows of an earlier run, or of a roll-back."""
         self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
         # Otherwise the steps that are taken again would have two rows.
         _cut_rows(self.rows.path, start_step)
-        self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
+        self.events = Events(self.exp_dir / "tensorboard")
+        first_step = start_step + 1
+        self.events.restart(first_step)
+        # At the first step of this start: another start from the same step replaces them.
+        text = text_pb("config", _as_code(self.config))
+        self.events.add(first_step, text)
+        values = {key: _as_parameter(value) for key, value in self.settings.items()}
+        self.events.add(first_step, hparams_pb(values, trial_id=self.exp_dir.name))
         self.start_step = start_step
         self.started_at = time.monotonic()
         self.last_line_at = self.started_at
@@ -153,6 +177,39 @@ class Monitor:
         line = json.dumps(row) + "\n"
         self.rows.append(line.encode())
         self.events.add_scalars(step, group, values)
+
+
+def write_images(folder: Path, step: int, images: Mapping[str, Path]) -> None:
+    """Write PNG files, by tag, as TensorBoard's images of a step, in place of earlier ones."""
+    for path in folder.glob(f"{PREFIX}.*.{IMAGES}"):
+        path.unlink(missing_ok=True)
+    if not images:
+        return
+    values: list[Summary.Value] = []
+    for tag, path in images.items():
+        content = path.read_bytes()
+        width, height = PNG_SIZE.unpack_from(content)
+        image = Summary.Image(
+            width=width,
+            height=height,
+            colorspace=4,  # red, green, blue, opacity
+            encoded_image_string=content,
+        )
+        values.append(Summary.Value(tag=tag, image=image))
+    events = Events(folder, kind=IMAGES)
+    events.add(step, Summary(value=values))
+    events.file.close()
+
+
+def _as_code(text: str) -> str:
+    """Return text in Markdown that TensorBoard shows as it is, with its line breaks."""
+    lines = [f"    {line}" for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def _as_parameter(value: Any) -> float | str | bool:
+    """Return a setting as a value that TensorBoard accepts as a hyper-parameter."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _format_metrics(values: Mapping[str, float]) -> list[str]:

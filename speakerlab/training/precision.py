@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from speakerlab.core import process
+
 # NVIDIA's capability of Ampere, the first generation that computes in bf16.
 NATIVE_BF16 = (8, 0)
 # AMD's capability is no measure: gfx906, which lacks bf16, and gfx90a, which has it, are both 9.0.
@@ -134,9 +136,10 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     Call it before a GPU is used. Uses torch's older setters: after its newer ones
     (`fp32_precision`) the getters raise, and so does torch.compile.
     """
-    # Otherwise validation fragments the memory, and training cannot use the pieces.
+    # Otherwise validation fragments the memory, and training cannot use the pieces. On WSL, the
+    # first allocation fails with it (github.com/pytorch/pytorch/issues/192330).
     is_allocator_configured = any(name in os.environ for name in OF_ALLOCATOR)
-    if not is_allocator_configured:
+    if not is_allocator_configured and not process.is_on_wsl():
         os.environ[OF_ALLOCATOR[0]] = "expandable_segments:True"
     # cuBLAS is deterministic only with a workspace of fixed size; torch raises without it.
     if deterministic:

@@ -107,8 +107,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     texts = (
         "can't allocate memory",
         "out of memory",
-        "ALLOC_FAILED",
+        "alloc_failed",
         "could not create a primitive",  # of oneDNN, when an allocation of its own failed
+        # Of cuDNN, when no algorithm gets the memory it needs.
+        "unable to find an engine",
+        "unable to find a valid cudnn algorithm",
+        # Of cuBLAS, when its first call gets no memory for a handle.
+        "cublas_status_not_initialized",
     )
-    is_named = any(text in str(error) for text in texts)
+    message = str(error).lower()
+    is_named = any(text in message for text in texts)
     return isinstance(error, RuntimeError) and is_named

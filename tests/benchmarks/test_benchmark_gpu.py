@@ -1,5 +1,6 @@
 """The command for a GPU: rows that fail do not stop the next, and a dry run on the CPU has all."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import checks
 import gpu
 import gpu_steps
+import sides
 import suite
 from gpu_steps import Step
 
@@ -140,7 +142,7 @@ def test_a_part_ends_in_time_and_the_next_run_leaves_its_last_row_for_the_end(
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_no_row_is_measured_twice(tmp_path, on_gpu):
-    options = Namespace(out=tmp_path, corpus=tmp_path, on_gpu=on_gpu, quick=False)
+    options = Namespace(work=tmp_path, corpus=tmp_path, on_gpu=on_gpu, quick=False)
     names = [
         row
         for steps_of in gpu.PARTS.values()
@@ -151,6 +153,60 @@ def test_no_row_is_measured_twice(tmp_path, on_gpu):
     assert ("train.eres2net.fp16" in names) == on_gpu
     for expected in ("check.doctor", "end_to_end.campplus", "extract.eres2net.bf16"):
         assert expected in names
+
+
+def test_what_is_worth_most_comes_first_and_what_needs_no_gpu_last(tmp_path):
+    options = Namespace(work=tmp_path, corpus=tmp_path, on_gpu=True, quick=False)
+    first_rows = []
+    for steps_of in gpu.PARTS.values():
+        first_step = next(iter(steps_of(options)))
+        first_rows.append(first_step.rows[0].partition(".")[0])
+    assert first_rows == ["check", "end_to_end", "infer", "learning", "data"]
+
+
+@pytest.mark.parametrize("missing", ["pytest", "espeakng_loader", "recordings"])
+def test_what_needs_something_that_is_missing_is_left_out_with_a_line(
+    monkeypatch, capsys, tmp_path, missing
+):
+    (tmp_path / "corpus/test-x").mkdir(parents=True)
+    corpus = None if missing == "recordings" else tmp_path / "corpus"
+    options = Namespace(work=tmp_path, corpus=corpus, on_gpu=True, quick=False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == missing else find_spec(name, *rest),
+    )
+    has_espeak = missing != "espeakng_loader"
+    monkeypatch.setattr(gpu_steps, "has_espeak", lambda: has_espeak)
+    names = [
+        row
+        for number in (1, 4)
+        for step in gpu.PARTS[number](options)
+        for row in step.rows
+    ]
+    assert "check.doctor" in names
+    assert ("check.gpu" in names) == (missing != "pytest")
+    assert ("learning.mini.campplus_tiny" in names) == has_espeak
+    assert ("learning.corpus.campplus_tiny" in names) == (corpus is not None)
+    (line,) = capsys.readouterr().out.splitlines()
+    word = {"espeakng_loader": "espeak-ng"}.get(missing, missing)
+    assert "no " in line
+    assert word.partition("ings")[0] in line
+
+
+def test_the_results_are_few_files_of_one_folder(run, tmp_path):
+    """Where results are copied from a machine, eight files may be all that is allowed."""
+    run("breaks")
+    names = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    assert names == ["gpu.log", "part1.json"]
+    assert len(gpu.PARTS) + 1 <= 8
+
+
+def test_a_side_finds_the_packages_that_the_user_put_into_pythonpath(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/opt/site:")
+    assert sides.environment(Path("/peer"), None)["PYTHONPATH"] == "/peer:/opt/site"
+    assert sides.environment(ROOT, None)["PYTHONPATH"] == f"{ROOT}:/opt/site"
 
 
 def test_a_machine_without_a_gpu_is_refused(capsys, monkeypatch):
@@ -184,18 +240,28 @@ def test_a_dry_run_has_every_row(tmp_path):
         "--quick",
         "--out",
         str(out),
+        "--work",
+        str(tmp_path / "work"),
         "--corpus",
         str(corpus),
     ]
     done = subprocess.run(["bash", str(ROOT / "benchmarks/gpu.sh"), *arguments])
     assert done.returncode == 0
     options = gpu.parse(arguments)
-    for number in (1, 2, 3, 4):
+    for number in gpu.PARTS:
         expected = [
             name for step in gpu_steps.PARTS[number](options) for name in step.rows
         ]
         part_file = json.loads((out / f"part{number}.json").read_text())
         assert [row["name"] for row in part_file["rows"]] == expected
+
+
+def test_all_tests_that_need_a_gpu_are_run_as_checks():
+    files = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if "@pytest.mark.gpu\n" in path.read_text():
+            files.append(str(path.relative_to(ROOT)))
+    assert sorted(files) == sorted(checks.CHECKS["gpu"][2:])
 
 
 @pytest.mark.parametrize(

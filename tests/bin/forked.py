@@ -22,7 +22,6 @@ SERVER.set_forkserver_preload(
         "speakerlab.bin.train",
         "speakerlab.experiments.train",
         "torch._dynamo",
-        "torchaudio",
     ]
 )
 

@@ -3,6 +3,7 @@
 import io
 import shutil
 import sys
+from multiprocessing import get_context
 
 from refusals import refuses
 from tiny import read_json
@@ -72,9 +73,46 @@ def test_copy_is_calibrated_again_and_the_model_kept(
     assert learned(exp)["source"] == "test: 4 speakers, 12 recordings"
     assert learned(trained)["source"].startswith("validation")
 
+    # Recordings of another corpus never replace the threshold by accident.
+    other = ["--model", str(trained), "--data", str(data / "train"), "--out", str(exp)]
+    with refuses(f"{exp}/model", data / "test", "--out", "--exp", "--force"):
+        calibrate.main(other)
+    assert learned(exp)["source"].startswith("test: 4 speakers")
+    calibrate.main([*other, "--force"])
+    assert learned(exp)["source"].startswith("train: 8 speakers")
+    # Nor does a copy of a calibrated model count as calibrated.
+    copy = ["--model", str(exp), *test_set, "--out", str(tmp_path / "copy")]
+    calibrate.main(copy)
+    assert learned(tmp_path / "copy")["source"].startswith("test: 4 speakers")
+
     # The cache of published models is not changed.
     monkeypatch.setenv("SPEAKERLAB_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "cache/iic/speech_campplus_sv_zh-cn_16k-common"
     shutil.copytree(trained / "model", folder)
     with refuses("--out", "hub:campplus-zh-200k"):
         calibrate.main(["--model", "hub:campplus-zh-200k", *test_set])
+
+
+def copy_and_store(barrier, source, exp_dir, name):
+    barrier.wait()
+    calibrate.copy_model(source, exp_dir)
+    (exp_dir / "model" / name).touch()
+
+
+def test_commands_that_copy_a_model_at_once_keep_what_each_stores(publish_to, tmp_path):
+    """As for verification and for diarization, with the same --out."""
+    source, _, _ = publish_to("source")
+    names = {"calibration.json", "diarization.json", "a", "b"}
+    forked = get_context("fork")
+    barrier = forked.Barrier(len(names))
+    processes = []
+    for name in names:
+        args = (barrier, source, tmp_path / "exp", name)
+        processes.append(forked.Process(target=copy_and_store, args=args))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    stored = {path.name for path in (tmp_path / "exp/model").iterdir()}
+    assert stored >= {*names, "embedder.safetensors"}

@@ -1,9 +1,19 @@
-"""Options of all commands: what the parser refuses, and with which line."""
+"""Options of all commands: what the parser refuses, and outputs that nobody reads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from refusals import refused
+from tiny import ROOT
+from voices import RATE, make_wave
 
 from speakerlab.bin import extract, plan, train
+from speakerlab.bin.command import parser
+from speakerlab.data import audio
 
 
 @pytest.mark.parametrize(
@@ -45,3 +55,97 @@ def test_a_misspelt_option_is_named_before_a_missing_one(
     text = capsys.readouterr().err
     assert refused(text, subject, *values), text
     assert text.count("\n") == 1, text
+
+
+@pytest.fixture
+def closed_pipe() -> Iterator[int]:
+    """The end for writing of a pipe whose reader is gone, as after `| true`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def run_into(output: object, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "speakerlab", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "embed --help", "import --list", "der {rttm} {rttm}"],
+)
+def test_a_closed_pipe_is_silent(arguments, closed_pipe, tmp_path):
+    rttm = tmp_path / "a.rttm"
+    rttm.write_text("SPEAKER a 1 0.0 2.0 <NA> <NA> ann <NA> <NA>\n")
+    finished = run_into(closed_pipe, *arguments.format(rttm=rttm).split())
+    assert finished.stderr == ""
+    # As a program that dies of SIGPIPE; argparse ignores errors of its output.
+    assert finished.returncode in (141, 0 if arguments == "embed --help" else 141)
+
+
+def test_the_help_of_a_recipe_is_silent_in_a_closed_pipe(closed_pipe):
+    command = ["bash", "egs/mini/run.sh", "--help"]
+    finished = subprocess.run(
+        command, cwd=ROOT, stdout=closed_pipe, stderr=subprocess.PIPE, text=True
+    )
+    assert "unknown option" not in finished.stderr
+    assert finished.returncode != 0
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early_ends_the_command(make_exp, environment, tmp_path):
+    wav = tmp_path / "a.wav"
+    audio.write(wav, make_wave(0, 0, 1.0), RATE)
+    # More than a pipe holds, so that the command has to wait for the reader.
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"{wav} {wav}\n" * 5000)
+    options = ["--trials", str(pairs), "--model", str(make_exp("exp"))]
+    command = [sys.executable, "-m", "speakerlab", "verify", *options]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr
+        errors = process.stderr.read()
+    assert line.startswith(f"{wav} {wav} 1.0".encode())
+    assert process.returncode == 141
+    assert errors == b""
+
+
+def test_a_full_disk_and_a_closed_output_are_no_traceback():
+    with Path("/dev/full").open("w") as full:
+        finished = run_into(full, "--version")
+    assert finished.returncode == 1
+    assert finished.stderr.count("\n") == 1
+    assert "No space left" in finished.stderr
+    closed = f"{sys.executable} -m speakerlab --version >&-"
+    finished = subprocess.run(
+        closed, shell=True, cwd=ROOT, capture_output=True, text=True
+    )
+    assert finished.stderr == ""
+    assert finished.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "each", "expected"),
+    [("1", "", 1), ("12", "", 12), ("mix", "", "mix"), ("each", "rows", "each")],
+)
+def test_a_channel_is_a_number_from_1_on_or_a_word(text, each, expected):
+    options = parser("verify", "")
+    options.add_channel(each)
+    assert options.parse_args(["--channel", text]).channel == expected
+    assert options.parse_args([]).channel is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "left", "each", ""])
+def test_other_channels_are_refused(text, capsys):
+    options = parser("verify", "")
+    options.add_channel()
+    with pytest.raises(SystemExit):
+        options.parse_args([f"--channel={text}"])
+    assert refused(capsys.readouterr().err, "speakerlab verify: --channel", text)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 from tiny import read_json
 from voices import RATE, make_wave
 
@@ -18,6 +18,23 @@ def write_rttm(path: Path, *rows: tuple[str, float, float, str]) -> str:
     lines = [line.format(*row) for row in rows]
     path.write_text("".join(lines))
     return str(path)
+
+
+def test_names_with_blanks_are_refused_before_scoring(tmp_path):
+    """Two persons with one first name must not become one speaker."""
+    ref = write_rttm(
+        tmp_path / "ref.rttm",
+        ("call", 0, 4, "Ann Lee"),
+        ("call", 4, 4, "Ann Kim"),
+        ("call", 8, 4, "Bob Ray"),
+    )
+    hyp = write_rttm(tmp_path / "hyp.rttm", ("call", 0, 8, "a"), ("call", 8, 4, "b"))
+    with pytest.raises(ValueError) as caught:
+        main([ref, hyp])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        assert refused(line, f"{ref}:{number}", "one word")
 
 
 @pytest.fixture

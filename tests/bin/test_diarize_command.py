@@ -152,6 +152,43 @@ def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatc
     assert "data:audio" not in page
 
 
+def test_channels_of_a_call(exp, tmp_path, capsys, caplog):
+    turn_S = make_wave(0, 0, 3)
+    other_S = make_wave(4, 0, 3)
+    wave_SC = np.zeros((7 * RATE, 2), dtype=np.int16)
+    wave_SC[: 3 * RATE, 0] = turn_S
+    wave_SC[4 * RATE :, 1] = other_S
+    path = tmp_path / "call.flac"
+    audio.write(path, wave_SC, RATE)
+    out = tmp_path / "out"
+
+    # By default the first channel, with a line; the page reads the recording again without one.
+    diarized(exp, path, "--speakers", 1, "--out", out)
+    lines = [line for line in caplog.messages if "channel" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{path}: has 2 channels")
+    (turn,) = read_rttm(out / "call.rttm")["call"]
+    assert turn[:2] == pytest.approx((0, 3), rel=0, abs=0.1)
+
+    # Another channel is another result, not one that is there already.
+    caplog.clear()
+    for channel, count in (("2", 1), ("mix", 2), ("each", 2)):
+        diarized(exp, path, "--speakers", 1, "--out", out, "--channel", channel)
+        turns = read_rttm(out / "call.rttm")["call"]
+        assert len(turns) == count
+        assert turns[-1][:2] == pytest.approx((4, 7), rel=0, abs=0.1)
+    assert caplog.messages == []
+    names = [turn.speaker for turn in turns]
+    assert names == ["channel1", "channel2"]
+    page = (out / "call.html").read_text()
+    assert "channel2" in page
+
+    for value in ("0", "left"):
+        with pytest.raises(SystemExit):
+            diarized(exp, path, "--channel", value)
+        assert value in capsys.readouterr().err
+
+
 def test_without_calibration_nobody_is_known(exp, talk, tmp_path):
     team = tmp_path / "team.safetensors"
     with refuses(str(team), "no such file", error=FileNotFoundError):

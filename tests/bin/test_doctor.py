@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from refusals import refused
 from tiny import CONFIG, copy_data
 
-from speakerlab.bench.doctor import Plan, check_devices, connection, driver
+from speakerlab.bench.doctor import Plan, check_devices, connection, driver, software
 from speakerlab.config.schema import load_config
 
 SMALL_SHM = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
@@ -117,6 +118,74 @@ def test_gpus_that_training_would_miss_fail(monkeypatch, changes, visible, refus
     assert refused(text, *refusal)
 
 
+@pytest.mark.parametrize(
+    ("torch_version", "torchaudio_version", "fix"),
+    [
+        ("2.11.0+cu130", "2.11.0+cu130", ""),
+        # torchaudio 2.11 runs with any later torch.
+        ("2.14.1+cu132", "2.11.0+cu130", ""),
+        ("2.14.1", "2.11.1", ""),
+        ("2.15.0a0+git12ab", "2.11.0", ""),
+        ("3.0.0", "2.11.0", ""),
+        ("2.10.0+cu128", "2.10.1", ""),
+        ("2.10.0+cu128", "2.9.0", 'pip install "torchaudio==2.10.*"'),
+        ("2.10.0", "2.11.0", 'pip install "torchaudio==2.10.*"'),
+        ("2.11.0", "2.10.0", "pip install --upgrade torchaudio"),
+        ("2.14.1", "2.9.1", "pip install --upgrade torchaudio"),
+        # torchaudio is not needed
+        ("2.14.1", None, ""),
+    ],
+)
+def test_torchaudio_beside_torch(monkeypatch, torch_version, torchaudio_version, fix):
+    torchaudio = None
+    if torchaudio_version is not None:
+        torchaudio = ModuleType("torchaudio")
+        torchaudio.__version__ = torchaudio_version
+    monkeypatch.setitem(sys.modules, "torchaudio", torchaudio)
+    monkeypatch.setattr(torch, "__version__", torch_version)
+    line, _ = software(Mock())
+    assert f"torch {torch_version}" in line.text
+    if torchaudio_version is not None:
+        assert f"torchaudio {torchaudio_version}" in line.text
+    assert line.level == ("warn" if fix else "ok")
+    assert fix in line.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OSError('undefined symbol: x')",
+        "RuntimeError('compiled with different\\nCUDA versions')",
+        "ImportError('a library')",
+    ],
+)
+def test_a_torchaudio_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path, error):
+    (tmp_path / "torchaudio.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
+    line, _ = software(Mock())
+    assert line.level == "warn"
+    assert "torchaudio cannot be imported (" in line.text
+    assert "or uninstall it" in line.text
+    assert "\n" not in line.text
+
+
+def test_a_card_without_kernels_fails_in_one_line(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+    config = load_config([Path(CONFIG)], [])
+    lines = list(check_devices(Plan(config, Path(), None, 1)))
+    assert [line.level for line in lines] == ["ok", "fail"]
+    line = lines[1].text
+    assert refused(line, "GPU 0", "Tesla V100 (sm_70)", "sm_75 sm_80", "whl/cu126")
+
+
 # Module of a rank -> its code, and a part of the finding.
 RANKS = {
     "sleeping": ("import time; time.sleep(60)", "within 3 s"),
@@ -162,6 +231,13 @@ def test_ranks_that_cannot_communicate(module, tmp_path, monkeypatch):
         ),
         (0, "535.1", None, "fail", ["nvidia-smi"]),
         (2, "535.1", None, "ok", ["535.1", torch.__version__]),
+        (
+            1,
+            "535.1",
+            RuntimeError("The driver is too old (found version 12020). Please"),
+            "fail",
+            ["535.1", "found version 12020", "580 or newer", "whl/cu126"],
+        ),
     ],
 )
 def test_a_driver_and_a_torch_that_do_not_match(

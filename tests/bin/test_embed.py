@@ -1,6 +1,9 @@
 """`speakerlab embed`: every format read back, ids, files that cannot be read, exit codes."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import kaldiio
@@ -128,6 +131,16 @@ def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
             ["../s1/001.wav", "/s2/001.wav"],
             [f"{Path.cwd().parent}/s1/001"[1:], "s2/001"],
         ),
+        (
+            ["x/rec 1.wav", "x/rec 1.flac", "x/b.wav"],
+            ["rec_1.wav", "rec_1.flac", "b"],
+        ),
+        (["x/1.wav", "x/1.flac", "y/1.wav"], ["x/1.wav", "x/1.flac", "y/1"]),
+        # The ending makes the id of the first file equal to the last one's.
+        (["a.wav", "a.flac", "a.wav.mp3"], ["a.wav", "a.flac", "a.wav.mp3"]),
+        ([" a\nb\u2028c.wav", "d|.wav", "e "], ["_a_b_c", "d|", "e_"]),
+        (["\x1b.wav", "caf\udce9.wav"], ["\\x1b", "caf\\udce9"]),
+        (["录音 1.wav"], ["录音_1"]),
     ],
 )
 def test_ids_are_names_or_relative_paths(paths, ids):
@@ -141,7 +154,7 @@ def test_ids_are_names_or_relative_paths(paths, ids):
         ([], "embed", 0),
         (["a.wav", "--list", "x"], "embed", 2),
         (["a.wav", "--runtime", "onnx"], "--runtime", "onnx"),
-        (["a.wav", "a.flac"], "a.flac", "a.wav"),  # both have the id "a"
+        (["a b.wav", "a_b.wav"], "a_b.wav", "'a_b.wav' as a b.wav"),
         (["b/a.wav", "c/a.wav", "./b/a.wav"], "b/a.wav", "b/a"),
     ],
 )
@@ -173,3 +186,180 @@ def test_unreadable_files_are_listed_and_the_rest_is_embedded(exp, wavs, tmp_pat
     assert rejected.exists()
     embed_all(exp, out, *wavs)
     assert not rejected.exists()
+
+
+def write_voice(path: Path, take: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Opened here, because soundfile takes no name that is not UTF-8.
+    content = audio.encode(make_wave(take, 0, 0.6), RATE, "FLAC")
+    path.write_bytes(content)
+    return path
+
+
+def test_a_folder_is_searched_for_recordings(exp, tmp_path, caplog):
+    corpus = tmp_path / "corpus"
+    write_voice(corpus / "a.wav")
+    write_voice(corpus / "b/c d.FLAC")
+    loose = write_voice(tmp_path / "e.flac")
+    for name in ("._a.wav", ".DS_Store", "notes.txt", "@eaDir/a.wav", "b/a.txt"):
+        path = corpus / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\x00\x05\x16\x07")
+    with caplog.at_level("INFO"):
+        embed_all(exp, tmp_path / "out", corpus, loose, corpus / "._a.wav")
+    ids, _ = read_npy(tmp_path / "out")
+    assert ids == ["a", "c_d", "e"]
+    (line,) = [text for text in caplog.messages if text.startswith(f"{corpus}:")]
+    assert "2 recordings" in line
+    assert "files of other endings: 2 (2 .txt)" in line
+    assert "3 files and folders of systems" in line
+    (line,) = [text for text in caplog.messages if text.startswith("skipped 1 files")]
+    assert "._a.wav" in line
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with refuses(str(empty), "is empty"):
+        embed_all(exp, tmp_path / "out", empty)
+    (empty / "a.txt").touch()
+    with refuses(str(empty), "files of other endings: 1 (1 .txt)", "flac"):
+        embed_all(exp, tmp_path / "out", loose, empty)
+
+
+ODD_NAMES = {
+    b"ok.flac": "ok",
+    b"caf\xe9.flac": "caf\\udce9",
+    b"two\nlines.flac": "two_lines",
+    b" blank .flac": "_blank_",
+    b"pipe|": "pipe|",
+    "录音 1.flac".encode(): "录音_1",
+    b"n" * 250 + b".flac": "n" * 250,
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_odd_file_names_are_embedded_under_ids_of_utf_8(exp, tmp_path, read, capsys):
+    files = []
+    for name in ODD_NAMES:
+        files.append(write_voice(tmp_path / "in" / os.fsdecode(name)))
+    broken = tmp_path / "in" / os.fsdecode(b"b\xe9\n.flac")
+    broken.write_bytes(b"RIFF")
+    out = tmp_path / "out"
+    options = ["--format", read.__name__.removeprefix("read_")]
+    embed_all(exp, out, *files, broken, *options, "--allow-rejected", "0.5")
+    ids, emb_ND = read(out)
+    assert ids == list(ODD_NAMES.values())
+    assert len(emb_ND) == len(ids)
+    # One line on the terminal, and one in the file.
+    assert "b\\udce9\\n.flac: is not readable audio" in capsys.readouterr().err
+    (line,) = Path(f"{out}.rejected.tsv").read_text(encoding="utf-8").splitlines()
+    assert line.startswith("b\\udce9_\t")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=["C", "ascii"]
+)
+def test_ids_and_lists_do_not_depend_on_the_locale(exp, tmp_path, locale, environment):
+    files = []
+    for name in ODD_NAMES:
+        files.append(write_voice(tmp_path / "in" / os.fsdecode(name)))
+    paths = [os.fsencode(path) for path in files if b"\n" not in os.fsencode(path)]
+    (tmp_path / "list").write_bytes(b"\n".join(paths))
+    (tmp_path / "wav.scp").write_bytes("录 ".encode() + paths[-2])
+    options = ["--model", exp, "--device", "cpu"]
+    for number, source in enumerate(
+        [
+            [tmp_path / "in"],
+            ["--list", tmp_path / "list"],
+            ["--wav-scp", tmp_path / "wav.scp"],
+        ]
+    ):
+        out = tmp_path / f"out{number}"
+        command = [sys.executable, "-m", "speakerlab", "embed", *source, *options]
+        finished = subprocess.run(
+            [*command, "--out", out],
+            env={**environment, "PYTHONCOERCECLOCALE": "0", **locale},
+            capture_output=True,
+        )
+        assert finished.returncode == 0, finished.stderr
+    # A walk takes only files with the ending of a recording.
+    wanted = sorted(set(ODD_NAMES.values()) - {"pipe|"})
+    assert sorted(read_npy(tmp_path / "out0")[0]) == wanted
+    wanted = [name for name in ODD_NAMES.values() if name != "two_lines"]
+    assert read_npy(tmp_path / "out1")[0] == wanted
+    assert read_npy(tmp_path / "out2")[0] == ["录"]
+
+
+def test_lists_of_other_systems_are_read(exp, tmp_path):
+    odd = write_voice(tmp_path / os.fsdecode(b"caf\xe9.flac"))
+    blank = write_voice(tmp_path / "a b.flac")
+    path = tmp_path / "list"
+    marked = b"\xef\xbb\xbf%s\r\n\r\n%s\r\n"
+    path.write_bytes(marked % (os.fsencode(odd), os.fsencode(blank)))
+    embed_all(exp, tmp_path / "out", "--list", path)
+    assert read_npy(tmp_path / "out")[0] == ["caf\\udce9", "a_b"]
+    path.write_bytes(
+        marked % (b"u1 " + os.fsencode(blank), b"u2 " + os.fsencode(blank))
+    )
+    embed_all(exp, tmp_path / "out", "--wav-scp", path)
+    assert read_npy(tmp_path / "out")[0] == ["u1", "u2"]
+
+    path.write_bytes(str(blank).encode("utf-16"))
+    embed_all(exp, tmp_path / "out", "--list", path)
+    assert read_npy(tmp_path / "out")[0] == ["a_b"]
+    # Names in Latin-1 of files that have their names in UTF-8.
+    path.write_bytes(b"ok.flac\nm\xfcller.flac\n")
+    with refuses(f"{path}:2", "m\\udcfcller.flac", "UTF-8"):
+        embed_all(exp, tmp_path / "out", "--list", path)
+    path.write_bytes(b"\xef\xbb\xbf\r\n")
+    with refuses(str(path), "no recordings"):
+        embed_all(exp, tmp_path / "out", "--list", path)
+
+
+def test_a_scp_file_that_could_not_name_its_ark_is_refused_first(exp, wavs, tmp_path):
+    out = tmp_path / os.fsdecode(b"caf\xe9") / "out"
+    with refuses("--out", "caf\\udce9/out"):
+        embed_all(exp, out, wavs[0], "--format", "ark")
+    embed_all(exp, out, wavs[0])
+    assert read_npy(out)[0] == ["b"]
+
+
+def test_channels_are_chosen_mixed_or_apart(exp, wavs, tmp_path, caplog):
+    first_S = make_wave(0, 0, 1.0)
+    second_S = make_wave(3, 0, 1.0)
+    mixed_S = ((first_S.astype(np.int32) + second_S) // 2).astype(np.int16)
+    stereo = tmp_path / "call.wav"
+    audio.write(stereo, np.stack([first_S, second_S], axis=1), RATE)
+    half_silent = tmp_path / "half.wav"
+    audio.write(half_silent, np.stack([first_S, 0 * second_S], axis=1), RATE)
+    model = speakerlab.load(exp, device="cpu")
+    waves = (first_S, second_S, mixed_S)
+    first_D, second_D, mixed_D = model.embed_many([*waves])
+
+    for channel, expected_D in (("1", first_D), ("2", second_D), ("mix", mixed_D)):
+        embed_all(exp, tmp_path / "out", stereo, "--channel", channel)
+        ids, emb_ND = read_npy(tmp_path / "out")
+        assert ids == ["call"]
+        assert np.allclose(emb_ND[0], expected_D, rtol=1e-2, atol=1e-3)
+    assert "channels that differ" not in caplog.text
+    embed_all(exp, tmp_path / "out", stereo)
+    assert caplog.text.count("channels that differ") == 1
+
+    # Of a call with a silent channel, the other one is embedded.
+    files = [stereo, half_silent, wavs[0]]
+    options = ["--channel", "each", "--allow-rejected", "0.5"]
+    embed_all(exp, tmp_path / "out", *files, *options)
+    ids, emb_ND = read_npy(tmp_path / "out")
+    assert ids == ["call-1", "call-2", "half-1", "b-1"]
+    expected_ND = np.stack([first_D, second_D, first_D])
+    assert np.allclose(emb_ND[:3], expected_ND, rtol=1e-4, atol=1e-5)
+    rejected = (tmp_path / "out.rejected.tsv").read_text()
+    assert rejected.startswith(f"half-2\t{half_silent}\t")
+    assert "channel 2: is silent" in rejected
+
+
+def test_a_channel_that_is_missing_is_rejected(exp, wavs, tmp_path, capsys):
+    options = ["--channel", "2", "--allow-rejected", "1"]
+    embed_all(exp, tmp_path / "out", wavs[0], *options)
+    assert refused(capsys.readouterr().err, str(wavs[0]), "1 channel")
+    assert not (tmp_path / "out.npy").exists()

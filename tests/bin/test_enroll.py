@@ -4,8 +4,10 @@ from models_on_disk import CALIBRATION
 from refusals import refuses
 from voices import RATE, make_wave
 
+import speakerlab
 from speakerlab.bin import enroll, identify
 from speakerlab.data import audio
+from speakerlab.inference.speaker_model import SpeakerModel
 
 
 def printed_lines(capsys) -> list[str]:
@@ -36,14 +38,15 @@ def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     ]
 
     identify.main([third, *model])
-    best, other, decision = printed_lines(capsys)
+    best, other, speech, decision = printed_lines(capsys)
     assert best == "1.000000  bob smith"
     assert other.endswith("  ann")
+    assert speech == "speech: 1.00 s"
     assert decision == "decision: bob smith (threshold 0.500000)"
 
     # With few false alarms, the nearest speaker is too far away.
     identify.main([second, *model, "--far", "0.01", "--top", "1"])
-    best, decision = printed_lines(capsys)
+    best, _, decision = printed_lines(capsys)
     score = float(best.split()[0])
     assert score < 0.9999
     assert decision == "decision: unknown speaker (threshold 0.999900)"
@@ -53,3 +56,40 @@ def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     identify.main([third, *model])
     *_, decision = printed_lines(capsys)
     assert decision.startswith("decision: none")
+
+
+def test_changes_of_other_commands_meanwhile_are_kept(tmp_path, make_exp, monkeypatch):
+    """Another command replaces ann and adds bob while this one embeds the recordings of cid."""
+    waves = {name: make_wave(voice, 0, 1.0) for voice, name in enumerate("abc")}
+    for name, wave_S in waves.items():
+        audio.write(tmp_path / f"{name}.wav", wave_S, RATE)
+    exp = make_exp("exp")
+    team = tmp_path / "team.safetensors"
+    options = ["--model", str(exp), "--speakers", str(team), "--device", "cpu"]
+    enroll.main(["ann", str(tmp_path / "a.wav"), *options])
+
+    embed = SpeakerModel.enroll
+
+    def enroll_and_wait(model, name, sources, **options):
+        embed(model, name, sources, **options)
+        other = speakerlab.load(exp, device="cpu")
+        embed(other, "ann", waves["b"])
+        embed(other, "bob", waves["b"])
+        other.save_speakers(team, add=["ann", "bob"])
+
+    monkeypatch.setattr(SpeakerModel, "enroll", enroll_and_wait)
+    enroll.main(["cid", str(tmp_path / "c.wav"), *options])
+
+    model = speakerlab.load(exp, device="cpu")
+    model.load_speakers(team)
+    assert list(model.speakers) == ["ann", "bob", "cid"]
+    assert (model.speakers["ann"] == model.speakers["bob"]).all()
+
+    # A service may keep its own speakers in memory and add one of them to the file.
+    model.speakers = {"dan": model.speakers["cid"]}
+    model.save_speakers(team, add="dan")
+    assert list(model.speakers) == ["dan"]
+    with refuses(str(team), "'eve' is not enrolled"):
+        model.save_speakers(team, add=["eve"])
+    model.load_speakers(team)
+    assert list(model.speakers) == ["ann", "bob", "cid", "dan"]

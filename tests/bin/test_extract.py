@@ -21,6 +21,7 @@ from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
+from speakerlab.inference import workers
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 # Each has 4 utterances of 16 s, which share a batch.
@@ -312,3 +313,41 @@ def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_pat
     with refuses(str(stem), command, error=FileNotFoundError):
         score.main(["--exp", str(exp), "--trials", str(trials)])
     trials.unlink()
+
+
+@pytest.mark.parametrize(
+    ("setting", "nproc", "expected"),
+    [("auto", 1, 2), (1, 1, 1), (3, 1, 3), (3, 2, 2), (99, 1, 4)],
+)
+def test_a_process_computes_as_many_batches_at_a_time_as_configured(
+    monkeypatch, setting, nproc, expected
+):
+    monkeypatch.setattr(workers.process, "available_cpus", lambda: 4)
+    torch.set_num_threads(2)
+    assert workers.share_threads(nproc, setting) == expected
+    # Each batch has one thread, so that the bits stay the same.
+    assert torch.get_num_threads() == 1
+
+
+def test_the_model_configures_the_threads_and_a_log_has_no_bar(
+    make_exp, data, whole, monkeypatch, capfd
+):
+    exp = make_exp("threads")
+    config = exp / "model/config.yaml"
+    text = config.read_text()
+    assert "num_threads: auto" in text
+    config.write_text(text.replace("num_threads: auto", "num_threads: 3"))
+    wanted = []
+    share_threads = workers.share_threads
+
+    def note(nproc, number):
+        wanted.append(number)
+        return share_threads(nproc, number)
+
+    monkeypatch.setattr(workers, "share_threads", note)
+    run_extract(exp, data)
+    assert wanted == [3]
+    assert files(exp) == whole
+    written = capfd.readouterr()
+    assert "\r" not in written.err
+    assert "%|" not in written.err

@@ -48,8 +48,9 @@ def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
 
     pattern = r"^  (\d+) GB   (\w+) .* (\d+ x \d+ x \d+) +(\d+)$"
     rows = re.findall(pattern, text, re.MULTILINE)
-    cards = ("11", "16", "24", "32", "40", "80")
-    expected = list(product(cards, ("fp32", "bf16")))
+    cards = ("16", "24", "32", "40", "80")
+    # No card of 11 GB has bf16.
+    expected = [("11", "fp32"), ("11", "fp16"), *product(cards, ("fp32", "bf16"))]
     assert [(card, precision) for card, precision, _, _ in rows] == expected
     for _, _, split, bn_batch in rows:
         assert split == "16 x 1 x 2"
@@ -191,6 +192,35 @@ def test_a_table_shows_what_does_not_fit_and_refuses_only_if_nothing_does(capsys
     assert re.search(r"16 GB   bf16 .* 32 x 1 x 1", text)
     with refuses("--gpu-mem", 16, "do not fit in 80 GB"):
         main([*TINY, "--precision", "bf16", "--bank-gb", "99"])
+
+
+@pytest.mark.usefixtures("footprints")
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--bank-gb", "15"],  # two cards are too small
+        ["--gpu-mem", "10.75"],
+        ["--gpu-mem", "24", "--gpus", "4"],
+    ],
+)
+def test_the_table_fits_100_columns(capsys, options):
+    main([*TINY, *options])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    # What the longest lines say is broken, not cut.
+    if options[:1] == ["--bank-gb"]:
+        text = " ".join(" ".join(lines).split())
+        assert "refused: --gpu-mem: " in text
+        assert "or a smaller model" in text
+    of_11_gb = [line for line in lines if re.match("  (11|10.8) GB", line)]
+    assert not any("bf16 " in line[:20] for line in of_11_gb)
+
+
+def test_bf16_on_a_card_without_it_is_said_to_be_slow(footprints, capsys):
+    for size, expected in (("11", 1), ("24", 0)):
+        main([*TINY, "--gpu-mem", size, "--precision", "bf16"])
+        assert capsys.readouterr().out.count("have no bf16") == expected
 
 
 @pytest.mark.parametrize(

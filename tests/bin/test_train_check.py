@@ -24,6 +24,7 @@ def machine(monkeypatch):
 
     def make(num_gpus: int, visible: str = "") -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -230,6 +231,33 @@ def test_the_gpus_are_the_only_ones_that_torch_sees():
     for numbers, expected in visible.items():
         parse([*WHERE, "--gpus", numbers])
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_the_place_of_an_older_rank_is_forgotten(monkeypatch, caplog):
+    """LOCAL_RANK alone, as a shell on a cluster may leave it, would choose another GPU."""
+    places: list[dict[str, str]] = []
+
+    def note(*_: object, **__: object) -> None:
+        names = [name for name in train.PLACE if name in os.environ]
+        places.append({name: os.environ[name] for name in names})
+
+    monkeypatch.setattr(train, "train_as_rank", note)
+    monkeypatch.setattr(train.process, "leave_on_ctrl_c", lambda: None)
+    for name in train.PLACE:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    train.main(WHERE)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with caplog.at_level("INFO"):
+        train.main(WHERE)
+    assert "this is rank 1 of 2 and waits for the others at host0:29500" in caplog.text
+    assert places == [{}, place]
 
 
 def test_the_recipe_of_mini_passes_its_own_check(check):

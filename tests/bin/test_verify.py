@@ -1,13 +1,17 @@
 """`speakerlab verify`: what stages 5 and 6 write, decisions, pairs by path and by name."""
 
+import json
 from itertools import combinations, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
-from refusals import refuses
+from refusals import refused, refuses
+from voices import RATE, make_wave
 
 from speakerlab.bin import extract, score, verify
+from speakerlab.data import audio
 from speakerlab.data.tables import read_table
 
 
@@ -92,13 +96,21 @@ def test_a_decision(make_exp, data_dir, capsys):
         "score: 1.000000",
         "log-likelihood ratio: +5.000",
         "threshold: 0.500000 (at EER)",
+        "speech: 1.00 s and 1.00 s",
         "decision: same speaker",
     ]
     # A lower rate of false alarms needs a higher threshold.
     lines = printed(capsys, first, last, "--model", exp, "--far", "0.01")
     assert lines[2:] == [
         "threshold: 0.999900 (at 1 % false alarms)",
+        "speech: 1.00 s and 1.50 s",
         "decision: different speakers",
+    ]
+    lines = printed(capsys, first, last, "--model", exp, "--threshold", "-1")
+    assert lines[2:] == [
+        "threshold: -1.000000 (of --threshold)",
+        "speech: 1.00 s and 1.50 s",
+        "decision: same speaker",
     ]
 
 
@@ -108,8 +120,103 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     lines = printed(capsys, wav, wav, "--model", exp)
     assert lines == [
         "score: 1.000000",
+        "speech: 1.00 s and 1.00 s",
         "decision: none (no calibration; run `speakerlab calibrate`)",
     ]
+    lines = printed(capsys, wav, wav, "--model", exp, "--threshold", "0.9")
+    assert lines[-1] == "decision: same speaker"
+
+
+FIELDS = ["a", "b", "score", "llr", "threshold", "same", "speech_seconds"]
+
+
+def test_json_of_two_files_and_of_each_trial(make_exp, data_dir, capsys, tmp_path):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    first, second, third, *_ = read_table(data_dir / "wav.scp").values()
+    options = ["--model", exp, "--json"]
+    (line,) = printed(capsys, first, second, *options, "--threshold", "0.3")
+    result = json.loads(line)
+    assert list(result) == FIELDS
+    assert result["a"] == first
+    assert result["threshold"] == 0.3
+    assert result["same"] is (result["score"] >= 0.3)
+    assert result["speech_seconds"] == pytest.approx([1.0, 1.25], abs=0.02)
+
+    trials = tmp_path / "pairs"
+    trials.write_text("spk0-0 spk0-1\nspk0-2 spk0-2\n")
+    options += ["--trials", trials, "--wav-scp", data_dir / "wav.scp"]
+    lines = printed(capsys, *options)
+    rows = [json.loads(line) for line in lines]
+    assert [list(row) for row in rows] == [FIELDS, FIELDS]
+    assert rows[0]["score"] == pytest.approx(result["score"], abs=1e-6)
+    assert rows[0]["a"] == "spk0-0"
+    assert rows[0]["llr"] == pytest.approx(10 * rows[0]["score"] - 5)
+    assert rows[1]["same"] is True
+    assert rows[1]["threshold"] == 0.5
+    assert rows[1]["speech_seconds"] == pytest.approx([1.5, 1.5], abs=0.02)
+    # Without a calibration there is a decision only at a given threshold.
+    (exp / "model/calibration.json").unlink()
+    row, _ = (json.loads(line) for line in printed(capsys, *options))
+    assert row["llr"] is None
+    assert row["threshold"] is None
+    assert row["same"] is None
+
+
+def test_decisions_on_trials_are_columns(make_exp, data_dir, capsys):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    places = ["--trials", data_dir / "trials", "--wav-scp", data_dir / "wav.scp"]
+    scores = printed(capsys, *places, "--model", exp)
+    for option, value, threshold in (
+        ("--threshold", "0.9", 0.9),
+        ("--far", "0.01", 0.9999),
+    ):
+        lines = printed(capsys, *places, "--model", exp, option, value)
+        assert len(lines) == len(scores)
+        for line, plain_line in zip(lines, scores):
+            *pair, score, decision, seconds_a, seconds_b = line.split()
+            *plain_pair, plain_score = plain_line.split()
+            assert pair == plain_pair
+            assert float(score) == pytest.approx(float(plain_score), abs=1.01e-6)
+            is_same = float(score) >= threshold
+            assert decision == ("same" if is_same else "different")
+            assert float(seconds_a) >= 0.98
+            assert float(seconds_b) >= 0.98
+
+
+def test_little_speech_is_warned_of_once(make_exp, tmp_path, capsys, caplog):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    paths = []
+    for name, seconds in (("short", 0.3), ("long", 1.0)):
+        path = tmp_path / f"{name}.wav"
+        audio.write(path, make_wave(0, 0, seconds), RATE)
+        paths.append(path)
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"{paths[0]} {paths[1]}\n{paths[0]} {paths[0]}\n")
+    for arguments in (paths, ["--trials", pairs, "--json"]):
+        caplog.clear()
+        lines = printed(capsys, *arguments, "--model", exp)
+        assert "0.3" in "".join(lines)
+        warnings = [text for text in caplog.messages if "s of speech" in text]
+        assert len(warnings) == 1
+        assert refused(warnings[0], str(paths[0]), "0.30 s")
+
+
+def test_a_channel_of_two_recordings(make_exp, tmp_path, capsys):
+    first_S = make_wave(0, 0, 1.0)
+    second_S = make_wave(3, 0, 1.0)
+    stereo = tmp_path / "call.wav"
+    second = tmp_path / "second.wav"
+    audio.write(stereo, np.stack([first_S, second_S], axis=1), RATE)
+    audio.write(second, np.stack([0 * second_S, second_S], axis=1), RATE)
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"{stereo} {second}\n")
+    exp = make_exp("exp")
+    options = ["--model", exp, "--channel", "2"]
+    line, *_ = printed(capsys, stereo, second, *options)
+    assert line == "score: 1.000000"
+    for more_options in ([], ["--threshold", "0.5"]):
+        (line,) = printed(capsys, "--trials", pairs, *options, *more_options)
+        assert line.split()[2] == "1.000000"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +224,7 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     [
         (["a.wav"], "", "verify", "1 recordings"),
         (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recordings and --trials"),
-        (["--trials", "FILE", "--far", "0.1"], "a b\n", "--far", 0.1),
+        (["a.wav", "b.wav", "--threshold", "50"], "", "--threshold", 50),
         (["--trials", "FILE"], "a b\na\n", "FILE:2", "'a'"),
         (["--trials", "FILE"], "a b\n", "a", ""),
         (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "FILE", "names a,"),

@@ -29,6 +29,18 @@ def test_an_installed_package_has_the_commit_that_pip_recorded(monkeypatch, tmp_
     assert provenance.commit() == "0123456789ab"
 
 
+def test_a_copy_has_the_commit_of_its_archive_or_of_the_variable(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPEAKERLAB_COMMIT", raising=False)
+    monkeypatch.setattr(speakerlab, "__file__", str(tmp_path / "speakerlab/x.py"))
+    archived = tmp_path / ".commit"
+    archived.write_text("$Format:%H$\n")  # copied, not archived
+    assert provenance.commit() == "unknown"
+    archived.write_text("0123456789abcdef\n")
+    assert provenance.commit() == "0123456789ab"
+    monkeypatch.setenv("SPEAKERLAB_COMMIT", "fedcba9876543210")
+    assert provenance.commit() == "fedcba987654"
+
+
 def test_the_version_of_the_driver_is_read(tmp_path):
     assert provenance.driver(tmp_path) is None
     folder = tmp_path / "proc/driver/nvidia"

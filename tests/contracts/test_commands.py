@@ -48,20 +48,20 @@ PUBLISHED = {
     "der": "REF HYP --uem --collar --skip-overlap? --json --report --data --force?",
     "embed": (
         "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
-        "--runtime=torch|onnx --allow-rejected --model! --device=auto|cpu|cuda "
-        "--precision=fp32|bf16|auto"
+        "--runtime=torch|onnx --allow-rejected --channel --model! --device=auto|cpu|cuda"
+        " --precision=fp32|bf16|auto"
     ),
     "verify": (
-        "FILE* --far --trials --wav-scp --model! --device=auto|cpu|cuda "
-        "--precision=fp32|bf16|auto"
+        "FILE* --far --threshold --trials --wav-scp --channel --json? --model!"
+        " --device=auto|cpu|cuda --precision=fp32|bf16|auto"
     ),
     "enroll": (
         "NAME FILE+ --speakers --model! --device=auto|cpu|cuda"
         " --precision=fp32|bf16|auto"
     ),
     "identify": (
-        "FILE --speakers --far --top --model! --device=auto|cpu|cuda "
-        "--precision=fp32|bf16|auto"
+        "FILE+ --speakers --far --top --channel --json? --model!"
+        " --device=auto|cpu|cuda --precision=fp32|bf16|auto"
     ),
     "diarize": (
         "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx"
@@ -89,7 +89,7 @@ PUBLISHED = {
 ALL_RECIPE_OPTIONS = (
     "--corpus --data --dry-run --exp --gpus --hardware --init --job --nnodes"
     " --node-rank --nproc --plugins --rdzv --set --stage --stop-stage --task"
-    " --wait-minutes"
+    " --torch --wait-minutes"
 )
 TRAINING_OPTIONS = "--model --noise --rirs --seed"
 OPTIONS_OF_DATA = "--codec --features"  # where the data are those of the training
@@ -152,9 +152,14 @@ def published_options(script: str) -> set[str]:
     options = ALL_RECIPE_OPTIONS.split()
     if script in DIARIZING:
         return {*options, *(["--microphone"] if script == "ami/run.sh" else [])}
+    # Fine-tunes, and neither has another task nor another model.
+    if script == "own/run_folds.sh":
+        return {*options, "--folds", "--noise", "--rirs", "--seed"} - {"--task"}
     options += TRAINING_OPTIONS.split()
     if script.endswith("run.sh"):
         options += ["--large-margin", "--method"]
+    if script == "own/run.sh":
+        options += ["--allow-rejected"]
     if script.endswith("run_diar.sh"):
         return {*options, "--large-margin"}
     return {*options, *OPTIONS_OF_DATA.split()}

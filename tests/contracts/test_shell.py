@@ -13,7 +13,7 @@ RECIPES = sorted(ROOT.glob("egs/*/run*.sh"))
 SETUP = ROOT / "egs/common/setup.sh"
 SHELL_FILES = [SETUP, *RECIPES, ROOT / "benchmarks/gpu.sh", ROOT / ".ci/run"]
 MOST_LINES = 110
-MOST_LINES_OF_SETUP = 160
+MOST_LINES_OF_SETUP = 162
 every_recipe = pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}"
 )

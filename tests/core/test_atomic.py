@@ -1,10 +1,19 @@
-"""Whether an output can be written is known before the work that makes it."""
+"""Outputs: whether they can be written is known before the work; their mode is the umask's."""
 
+import os
+import stat
 from pathlib import Path
 
+import numpy as np
 from refusals import refuses
+from safetensors.numpy import save_file
 
-from speakerlab.core.atomic import check_writable
+from speakerlab.core.atomic import (
+    check_writable,
+    replacing,
+    replacing_folder,
+    write_text,
+)
 
 
 def test_writable_path_is_accepted_and_nothing_created(tmp_path) -> None:
@@ -19,3 +28,33 @@ def test_path_that_cannot_be_written_is_refused(tmp_path) -> None:
     for path in (tmp_path, tmp_path / "file/a/b", Path("/proc/none/a")):
         with refuses(str(path)):
             check_writable(path)
+
+
+def test_outputs_have_the_mode_of_the_umask(tmp_path) -> None:
+    """Also where a library writes a file that only its owner may read, as safetensors does."""
+    for mask, mode in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        path = tmp_path / f"{mask:o}" / "a.safetensors"
+        previous = os.umask(mask)
+        try:
+            with replacing(path) as partial:
+                save_file({"a": np.zeros(3)}, partial)
+            with replacing_folder(tmp_path / f"{mask:o}/folder") as folder:
+                (folder / "file").touch()
+        finally:
+            os.umask(previous)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        of_folder = path.with_name("folder").stat().st_mode
+        assert stat.S_IMODE(of_folder) == 0o777 & ~mask
+        of_file = (path.with_name("folder") / "file").stat().st_mode
+        assert stat.S_IMODE(of_file) == mode
+
+
+def test_the_longest_names_are_written_and_longer_ones_refused_first(tmp_path) -> None:
+    for name in ("n" * 255, "音" * 85, "🎙" * 63):
+        path = tmp_path / name
+        check_writable(path)
+        write_text(path, "a")
+        assert path.read_text() == "a"
+        with refuses(f"{path}nnnn", "too long"):
+            check_writable(tmp_path / f"{name}nnnn")
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command and the processes that it started, without a traceback."""
+"""Ctrl-C ends a command and its processes, without a traceback; kinds of machines."""
 
 import signal
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from speakerlab.core import process
 
 ROOT = Path(__file__).parents[2]
 # The first item stands for a user who presses Ctrl-C: every process of the terminal gets it.
@@ -54,6 +56,29 @@ def run_script(tmp_path):
         )
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("release", "has_device", "expected"),
+    [
+        ("5.15.153.1-microsoft-standard-WSL2", True, True),
+        ("4.4.0-19041-Microsoft", False, True),
+        ("6.6.36-my-kernel", True, True),  # in WSL, with the user's own kernel
+        ("6.8.0-45-generic", False, False),
+        (None, False, False),  # not Linux
+    ],
+)
+def test_linux_on_windows_is_known_by_its_kernel_or_its_device(
+    tmp_path, release, has_device, expected
+):
+    (tmp_path / "dev").mkdir()
+    if has_device:
+        (tmp_path / "dev/dxg").touch()
+    if release is not None:
+        folder = tmp_path / "proc/sys/kernel"
+        folder.mkdir(parents=True)
+        (folder / "osrelease").write_text(f"{release}\n")
+    assert process.is_on_wsl(tmp_path) == expected
 
 
 def test_ctrl_c_before_a_training_raises_no_exception(run_script):

@@ -13,10 +13,13 @@ from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import (
+    NOT_USED,
     list_conditions,
     read_enroll,
+    read_rejected,
     read_table,
     write_data_dir,
+    write_rejected,
     write_table,
 )
 
@@ -28,6 +31,8 @@ def refusal(*folders: Path, **settings) -> list[str]:
     with pytest.raises(ValueError) as refused:
         check_data_dirs(folders, **settings)
     *lines, verdict = str(refused.value).splitlines()
+    # Of a set that exceeds the limit, see `test_a_set_over_the_limit_is_named`.
+    lines = [line for line in lines if "--allow-rejected" not in line]
     names = ", ".join(map(str, folders))
     assert verdict == f"{names}: refused, no utt2dur was written"
     for folder in folders:
@@ -68,16 +73,28 @@ def test_good_directory_gets_exact_durations_and_one_line(folder: Path, decode):
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
-def test_cut_audio_is_found_by_decoding(make_data_dir, suffix):
+@pytest.mark.parametrize("decode", [False, True])
+def test_cut_audio_is_found(make_data_dir, suffix, decode):
     folder = make_data_dir(speakers=[0, 1], suffix=suffix, check=False)
     path = Path(read_table(folder / "wav.scp")["spk1-1"])
     half_size = path.stat().st_size // 2
     os.truncate(path, half_size)
-    (line,) = refusal(folder, decode=True)
+    (line,) = refusal(folder, decode=decode)
     assert line.startswith(f"{path}: ")
     assert line.endswith("; copy it again")
-    # headers alone do not show it
+
+
+def test_damage_within_a_recording_is_found_by_decoding(make_data_dir):
+    folder = make_data_dir(speakers=[0, 1], suffix=".flac", check=False)
+    path = Path(read_table(folder / "wav.scp")["spk1-1"])
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 200] = bytes(200)
+    path.write_bytes(content)
     check_data_dirs([folder])
+    (folder / "utt2dur").unlink()
+    (line,) = refusal(folder, decode=True)
+    assert line.startswith(f"{path}: cannot be decoded")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +227,7 @@ def write_segments(
         ("other 0.0 1.0", ["other"]),
         ("rec 2.001 2.005", ["2.005 of 2.00 s"]),
         ("rec 0.5 0.51", ["0.01 s"]),
-        ("rec 1.0", ["'rec 1.0'"]),
+        ("rec 1.0", ["rec 1.0'"]),
     ],
 )
 def test_segments_outside_their_recording_or_too_short_are_refused(
@@ -361,7 +378,7 @@ def test_broken_audio_of_a_model_in_a_trial_is_refused(conditioned):
     [
         ("spk2gender", "spk0 m\nspk0-0 m\n", "spk2gender", "spk0-0"),
         ("utt2dialect", "spk9-9 Wu\n", "utt2dialect", "spk9-9"),
-        ("utt2dialect", "spk0-0 Wu Dialect\n", "utt2dialect", "'Wu Dialect'"),
+        ("utt2dialect", "spk0-0 Wu Dialect\n", "utt2dialect", "Wu Dialect'"),
         ("enroll.map", "m spk0-0 spk7-7\n", "enroll.map", "spk7-7"),
         ("enroll.map", "m spk0-0\nn spk1-0 spk1-0\n", "enroll.map", "spk1-0 spk1-0"),
         ("trials", "m spk1-0 nontarget\nspk1-0 m nontarget\n", "trials:2", "m;"),
@@ -374,3 +391,29 @@ def test_conditions_models_and_trials_with_unknown_ids_are_refused(
     (conditioned / table).write_text(text)
     with refuses(f"{conditioned}/{where}", value):
         check_data_dirs([conditioned])
+
+
+def test_a_set_over_the_limit_is_named(folder: Path):
+    (folder.parent / "wav/spk0-0.wav").unlink()
+    (folder.parent / "wav/spk0-1.wav").unlink()
+    with refuses(folder, "2 of 4", "50.0%", "1 more", "--allow-rejected 0.3"):
+        check_data_dirs([folder], allow_rejected=0.3)
+    check_data_dirs([folder], allow_rejected=0.5)
+
+
+def test_files_left_out_on_purpose_do_not_count(make_data_dir):
+    folder = make_data_dir(speakers=[0, 1], seconds=[0.5, 0.75], check=False)
+    rows = {f"{NOT_USED}{row}": (f"/{row}.wav", "is silent") for row in range(9)}
+    write_rejected(folder, rows)
+    check_data_dirs([folder])
+    assert read_rejected(folder) == rows
+
+
+def test_copies_of_editors_are_no_trial_lists(make_data_dir):
+    folder = make_data_dir(speakers=[0, 1], seconds=[0.5, 0.75], check=False)
+    for name in ("trials~", "trials.bak", "._trials", "trials (conflicted copy)"):
+        (folder / name).write_text("old")
+    check_data_dirs([folder])
+    (folder / "trials").mkdir()
+    with refuses(folder / "trials", "folder"):
+        check_data_dirs([folder])

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.signal import correlate
 from voices import make_wave
 
 from speakerlab.data import audio
-from speakerlab.data.convert import read_wave
+from speakerlab.data.convert import read_channels, read_wave
 
 RATE = 16000
 
@@ -218,8 +219,10 @@ def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
         (np.float32(1), "float32", "got float32"),
         (np.zeros(0, np.float32), "ndarray", "0 samples"),
         (np.zeros((2, 0), np.int16), "ndarray", "0 samples"),
-        (np.zeros(99, np.int16), "ndarray", "got 0 in every sample"),
-        (np.full(99, 0.5), "ndarray", "got 0.5 in every sample"),
+        (np.zeros(99, np.int16), "ndarray", "is silent, got 0 in every sample"),
+        (np.full(99, 128, np.uint8), "ndarray", "is silent, got 0 in every sample"),
+        (np.array([0, 128.0, 255]), "ndarray", "subtract 128"),
+        (np.full(99, 0.5), "ndarray", "is constant, got 0.5 in every sample"),
         (np.array([0, np.nan]), "ndarray", "got NaN"),
         (np.array([0, np.inf]), "ndarray", "infinity"),
         (np.array([0, 1234.0]), "ndarray", "got 1234"),
@@ -258,4 +261,172 @@ def test_a_float_file_with_nan_is_refused(tmp_path: Path):
     path = tmp_path / "b.wav"
     soundfile.write(path, values, RATE, subtype="FLOAT")
     with refuses(str(path), "NaN"):
+        read_wave(path, sample_rate=RATE)
+
+
+def two_channels(speakers: tuple[int, int] = (0, 1)) -> np.ndarray:
+    """wave_SC, int16, with a voice on each channel."""
+    voices = [make_wave(speaker, 0, 1.0) for speaker in speakers]
+    return np.stack(voices, axis=1)
+
+
+def as_sources(folder: Path, wave_SC: np.ndarray) -> list[Any]:
+    """Return a recording as files that libsndfile and PyAV read, as bytes and as arrays."""
+    wav = folder / "a.wav"
+    soundfile.write(wav, wave_SC, RATE, subtype="PCM_16")
+    mka = folder / "a.mka"
+    with av.open(str(mka), "w") as container:
+        layout = {2: "stereo", 4: "4.0"}[wave_SC.shape[1]]
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout=layout)
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(wave_SC).reshape(1, -1),
+            format="s16",
+            layout=layout,
+        )
+        frame.sample_rate = RATE
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    return [wav, mka, wav.read_bytes(), wave_SC, torch.from_numpy(wave_SC.T.copy())]
+
+
+def test_a_channel_the_mean_or_each(tmp_path: Path, caplog):
+    wave_SC = two_channels()
+    float_SC = wave_SC / np.float32(32768)
+    for source in as_sources(tmp_path, wave_SC):
+        numbers: list[Any] = [1, 2, np.int64(2)]
+        for number in numbers:
+            wave_S = read_wave(source, sample_rate=RATE, channels=number)
+            assert np.array_equal(wave_S, float_SC[:, number - 1])
+        mixed_S = read_wave(source, sample_rate=RATE, channels="mix")
+        assert np.array_equal(mixed_S, float_SC.mean(axis=1))
+        each_CS = read_channels(source, sample_rate=RATE)
+        assert np.array_equal(each_CS, float_SC.T)
+    # The choice is the user's.
+    assert caplog.messages == []
+
+    narrow_CS = read_channels(wave_SC, sample_rate=8000, source_rate=RATE)
+    for number, narrow_S in enumerate(narrow_CS, start=1):
+        expected_S = read_wave(
+            wave_SC,
+            sample_rate=8000,
+            source_rate=RATE,
+            channels=number,
+        )
+        assert np.array_equal(narrow_S, expected_S)
+
+    # The mean of a single channel is the channel.
+    mono_S = read_wave(wave_SC[:, 0], sample_rate=RATE, channels="mix")
+    assert np.array_equal(mono_S, float_SC[:, 0])
+
+
+@pytest.mark.parametrize("channels", [0, -1, True, 1.0, "2", "left", "each", [1]])
+def test_channels_that_do_not_exist(channels):
+    with refuses("channels", repr(channels)):
+        read_wave(two_channels(), sample_rate=RATE, channels=channels)
+    with refuses("audio (ndarray)", "2 channels, got channel 3"):
+        read_wave(two_channels(), sample_rate=RATE, channels=3)
+
+
+def test_channels_that_differ_are_reported_once(tmp_path: Path, caplog):
+    for source in as_sources(tmp_path, two_channels()):
+        caplog.clear()
+        wave_S = read_wave(source, sample_rate=RATE)
+        assert len(wave_S) == RATE
+        (line,) = caplog.messages
+        assert line.startswith(audio.name_of(source))
+        assert "2 channels" in line
+        assert "channel 1" in line
+        choice = "--channel" if isinstance(source, Path | bytes) else "embed_many"
+        assert choice in line
+
+
+def test_channels_with_the_same_sound_are_not_reported(caplog):
+    first_S = make_wave(0, 0, 1.0)
+    noise_S = np.random.default_rng(0).integers(-3, 4, len(first_S))
+    # A copy, a quieter and an inverted one, rounding of a codec, an open input, silence.
+    for second_S in (
+        first_S,
+        first_S // 2,
+        -first_S,
+        first_S + noise_S,
+        noise_S,
+        0 * first_S,
+    ):
+        wave_SC = np.stack([first_S, second_S.astype(np.int16)], axis=1)
+        read_wave(wave_SC, sample_rate=RATE)
+    assert caplog.messages == []
+
+    # In a later channel, and in a part of the recording.
+    wave_SC = np.zeros((RATE, 4), dtype=np.int16)
+    wave_SC[:, 0] = first_S
+    wave_SC[12000:13000, 3] = first_S[:1000] // 10
+    content = io.BytesIO()
+    soundfile.write(content, wave_SC, RATE, format="WAV")
+    read_wave(content.getvalue(), sample_rate=RATE)
+    (line,) = caplog.messages
+    assert "4 channels" in line
+
+
+def test_a_silent_first_channel_names_the_other():
+    wave_SC = two_channels()
+    wave_SC[:, 0] = 0
+    with refuses("audio (ndarray), channel 1", "channel 2 has sound"):
+        read_wave(wave_SC, sample_rate=RATE)
+    with refuses("audio (ndarray), channel 1", "silent"):
+        read_channels(wave_SC, sample_rate=RATE)
+    wave_S = read_wave(wave_SC, sample_rate=RATE, channels=2)
+    assert len(wave_S) == RATE
+
+
+@pytest.mark.parametrize("shape", [(8, 16000), (3, 16000), (16000, 8), (32, 4000)])
+def test_a_batch_is_not_taken_for_channels(shape):
+    rng = np.random.default_rng(0)
+    wave_CS = rng.uniform(-0.5, 0.5, shape).astype(np.float32)
+    for source in (wave_CS, torch.from_numpy(wave_CS)):
+        with refuses(audio.name_of(source), shape) as caught:
+            read_wave(source, sample_rate=RATE)
+        assert "embed_many(list(x))" in str(caught.value)
+        assert "channels=" in str(caught.value)
+    expected_S = wave_CS[1] if shape[0] < shape[1] else wave_CS[:, 1]
+    wave_S = read_wave(wave_CS, sample_rate=RATE, channels=2)
+    assert np.array_equal(wave_S, expected_S)
+
+
+def test_16_bits_in_int32_are_refused_and_24_bits_reported(caplog):
+    wave_S = make_wave(0, 0, 1.0)
+    expected_S = read_wave(wave_S, sample_rate=RATE)
+    assert caplog.messages == []
+    int32_S = wave_S.astype(np.int32)
+    for source in (int32_S, torch.from_numpy(int32_S)):
+        with refuses(audio.name_of(source), "cast 16-bit values to int16"):
+            read_wave(source, sample_rate=RATE)
+    with refuses("audio (ndarray)", "scale it to [-1, 1]"):
+        read_wave(expected_S / 65536, sample_rate=RATE)
+
+    read_wave(int32_S << 8, sample_rate=RATE)
+    (line,) = caplog.messages
+    assert "24-bit" in line
+    caplog.clear()
+    left_S = read_wave(int32_S << 16, sample_rate=RATE)
+    assert np.array_equal(left_S, expected_S)
+    assert caplog.messages == []
+
+
+def test_levels_of_files_are_reported(tmp_path: Path, caplog):
+    path = tmp_path / "a.flac"
+    soundfile.write(path, tone(440, 48000), 48000)
+    read_wave(path, sample_rate=RATE)
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}: is a tone")
+    read_wave(path, sample_rate=RATE, check_levels=False)
+    assert len(caplog.messages) == 1
+
+    # Near silence, of a recorder that is switched off.
+    quiet_S = np.random.default_rng(0).integers(-1, 2, RATE).astype(np.int16)
+    soundfile.write(path, quiet_S, RATE)
+    with refuses(str(path), "-90 dB"):
+        read_wave(path, sample_rate=RATE)
+    # A constant stays one at another rate.
+    soundfile.write(path, np.full(RATE, 0.25), 48000)
+    with refuses(str(path), "is constant, got 0.25"):
         read_wave(path, sample_rate=RATE)

@@ -30,7 +30,7 @@ def test_rttm_is_read_by_recording(tmp_path):
         ";; a comment",
         "SPKR-INFO one 1 <NA> <NA> <NA> unknown bob <NA>",
         f"SPEAKER one 1 0.7 0.5 {TAIL} bob {TAIL}",
-        f"SPEAKER two A 3 0 {TAIL} ann",
+        f"SPEAKER two A 3 0 {TAIL} ann 0.9",
         "",
         f"SPEAKER one 1 1.2 1 {TAIL} ann {TAIL}",
     )
@@ -43,6 +43,21 @@ def test_rttm_is_read_by_recording(tmp_path):
         ],
         "two": [Turn(3, 3, "ann")],
     }
+
+
+def test_copies_in_a_folder_are_not_read(tmp_path):
+    line = f"SPEAKER one 1 0 1 {TAIL} bob {TAIL}"
+    write(tmp_path / "a.rttm", line)
+    (tmp_path / "._a.rttm").write_bytes(b"\0\5\x16\7")
+    write(tmp_path / "a (conflicted copy).rttm", line)
+    assert read_rttm(tmp_path) == {"one": [Turn(0, 1, "bob")]}
+
+
+def test_files_of_windows_are_read(tmp_path):
+    path = tmp_path / "a.rttm"
+    line = f"SPEAKER one 1 0 1 {TAIL} 张三 {TAIL}\r\n"
+    path.write_bytes(line.encode("utf-16"))
+    assert read_rttm(path) == {"one": [Turn(0, 1, "张三")]}
 
 
 def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
@@ -69,6 +84,16 @@ def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
         (f"SPEAKER a 1 0 -1 {TAIL} bob {TAIL}", "-1"),
         (f"SPEAKER a 2 0 1 {TAIL} bob {TAIL}", "channels 1 and 2"),
         ("SPEAKER a 1 0 1", "SPEAKER a 1 0 1"),
+        (f"SPEAKER a 1 0 1 {TAIL} bob", "bob"),
+        (f"SPEAKER a 1 0 1 {TAIL} bob {TAIL} more", "more"),
+        # A name with a blank, and lines that lack a column.
+        (f"SPEAKER a 1 0 1 {TAIL} Ann Lee {TAIL}", "Ann Lee"),
+        (f"SPEAKER a 1 0 1 {TAIL} Ann Lee <NA>", "Ann Lee"),
+        (f"SPEAKER my a 1 0 1 {TAIL} bob <NA>", "my a"),
+        ("SPEAKER a 1 0 1 <NA> bob <NA> <NA>", "bob"),
+        ("SPEAKER a 1 0 1 <NA> bob 0.9 <NA>", "bob"),
+        ("SPEAKER a 1 0 1 bob <NA> <NA> <NA>", "bob"),
+        (f"SPEAKER a 0 1 {TAIL} bob {TAIL}", "<NA>"),
         ("NOSCORE a 1 0 1 <NA> <NA> <NA> <NA>", "NOSCORE"),
         ("RIFF\udc80WAVE", "UTF-8"),
         ("\x1b[2J", "\\x1b[2J"),
@@ -104,6 +129,7 @@ def test_uem_and_lab_are_read_merged(tmp_path):
     [
         (regions.read_uem, "a 1 5 5", "5"),
         (regions.read_uem, "a 5 6", "a 5 6"),
+        (regions.read_uem, "my a 1 5 6", "my a"),
         (regions.read_lab, "5 4 speech", "4"),
         (regions.read_lab, "5 6 sil", "sil"),
         (regions.read_lab, "5 x speech", "x"),

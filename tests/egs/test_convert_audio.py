@@ -11,7 +11,11 @@ from refusals import refuses
 from voices import make_wave
 
 from egs.common.corpus import convert_audio
-from egs.common.corpus.convert_audio import convert_all, require_decoder
+from egs.common.corpus.convert_audio import (
+    convert_all,
+    convert_coded,
+    require_decoder,
+)
 from speakerlab.data import audio
 from tests.egs.corpora import write_m4a
 
@@ -82,3 +86,41 @@ def test_without_pyav_one_line_names_the_package(m4a, tmp_path, monkeypatch):
     with refuses(tmp_path, ".m4a", "pip install av"):
         require_decoder([wav, m4a], where=tmp_path)
     require_decoder([wav], where=tmp_path)
+
+
+def test_only_files_of_which_ranges_can_be_read_are_used_as_they_are(tmp_path):
+    wave_S = make_wave(0, 0, 2.0)
+    content = audio.encode(wave_S, 16000, "WAV")
+    position = content.index(b"data") + 4
+    contents = {
+        "whole": content,
+        "placeholder": content[:position] + b"\0\0\0\x7f" + content[position + 4 :],
+        "streamed": content[:position] + bytes(4) + content[position + 4 :],
+        "phone": audio.encode(wave_S, 16000, "WAV", subtype="GSM610"),
+        "cut": content[:40000],
+    }
+    wavs = {}
+    for name, data in contents.items():
+        wavs[name] = tmp_path / f"{name}.wav"
+        wavs[name].write_bytes(data)
+    made, left_out = convert_all(wavs, tmp_path / "out", num_jobs=1)
+    assert list(left_out) == [wavs["cut"]]
+    used_as_they_are = {name for name, path in made.items() if path == wavs[name]}
+    assert used_as_they_are == {"whole", "placeholder"}
+    for name, path in made.items():
+        info = audio.read_info(path)
+        assert info.num_samples == len(wave_S), name
+        assert info.has_index
+    assert np.array_equal(audio.read(made["streamed"]), wave_S)
+
+
+def test_only_other_formats_than_wav_and_flac_are_converted(m4a, tmp_path):
+    wav = tmp_path / "a.wav"
+    audio.write(wav, make_wave(0, 0, 1.0, 8000), 8000)
+    broken = tmp_path / "c.mp3"
+    broken.write_text("no audio")
+    out = tmp_path / "out"
+    files, left_out = convert_coded({"a": wav, "b": m4a, "c": broken}, out, num_jobs=1)
+    assert files == {"a": wav, "b": out / "b.flac"}
+    assert list(left_out) == [broken]
+    assert convert_coded({"a": wav}, out, num_jobs=1) == ({"a": wav}, {})

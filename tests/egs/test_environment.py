@@ -69,6 +69,7 @@ class Repository:
         self.path.mkdir()
         shutil.copy(SCRIPT, self.script)
         shutil.copy(ROOT / "pyproject.toml", folder)
+        shutil.copy(ROOT / "requirements.txt", folder)
         self.write(folder / "complete", COMPLETE)
         # Without the folders of this machine, where a true Python could be found.
         for tool in ("env", "bash", "mkdir", "rm", "cp", "sleep"):
@@ -105,10 +106,27 @@ class Repository:
         python = f'{quote(sys.executable)} -S "$@"'
         return f"#!/bin/sh\nPYTHONPATH={packages} exec {python}\n"
 
-    def start(self, command: str = "run") -> subprocess.Popen[str]:
+    def write_gpus(self, *gpus: str) -> None:
+        """Write an nvidia-smi for these GPUs: name, driver and, if it knows it, capability."""
+        rows = [gpu.split(", ") for gpu in gpus]
+        fields = ("name", "driver_version", "compute_cap")[: len(rows[0])]
+        cases = []
+        for field, values in zip(fields, zip(*rows)):
+            answer = "\n".join(values)
+            cases.append(f"--query-gpu={field}) echo {quote(answer)} ;;")
+        self.write_nvidia_smi(f"case $1 in {' '.join(cases)} *) exit 2 ;; esac")
+
+    def write_nvidia_smi(self, script: str) -> None:
+        path = self.path / "nvidia-smi"
+        path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+        path.chmod(0o755)
+
+    def start(
+        self, command: str = "run", *options: str, **variables: str
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, self.script, command],
-            env={"PATH": str(self.path)},
+            [sys.executable, self.script, command, *options],
+            env={"PATH": str(self.path), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -117,9 +135,11 @@ class Repository:
         self.processes.append(process)
         return process
 
-    def run(self, command: str = "run") -> tuple[int, str, list[str]]:
+    def run(
+        self, command: str = "run", *options: str, **variables: str
+    ) -> tuple[int, str, list[str]]:
         """Return the exit code, the output and the lines of messages."""
-        return finish(self.start(command))
+        return finish(self.start(command, *options, **variables))
 
     def wait_for_call(self, text: str) -> None:
         """Wait until an interpreter was called with a text among its arguments."""
@@ -145,10 +165,16 @@ def repository(tmp_path: Path) -> Iterator[Repository]:
             process.communicate()
 
 
-def installing(venv: Path) -> str:
+NO_GPU = (
+    "env: no NVIDIA GPU found; --torch cpu takes PyTorch without CUDA: download 0.4 GB,"
+    " disk 1 GB"
+)
+
+
+def installing(venv: Path, size: str = "download 3 GB, disk 5 GB") -> str:
     return (
         "env: installing PyTorch, the rest of requirements.txt and speakerlab into "
-        f"{venv}: download 3 GB, disk 5 GB, some minutes without output"
+        f"{venv}: {size}, some minutes without output"
     )
 
 
@@ -220,10 +246,7 @@ def test_an_incomplete_python_is_not_used(repository: Repository) -> None:
     [
         ({}, "torch 2.6 or newer is needed, found none"),
         ({"torch": "2.5.1+cu124"}, "torch 2.6 or newer is needed, found 2.5.1+cu124"),
-        (
-            {"torch": "2.10.0", "torchaudio": "2.6"},
-            "numpy 1.26 or newer is needed, found none",
-        ),
+        ({"torch": "2.10.0"}, "numpy 1.26 or newer is needed, found none"),
     ],
 )
 def test_a_python_without_the_oldest_supported_packages_is_not_used(
@@ -238,7 +261,7 @@ def test_a_python_without_the_oldest_supported_packages_is_not_used(
     assert messages[0] == f"env: not using {active} ({problem})"
 
 
-def test_torchaudio_of_another_release_must_be_importable(
+def test_the_packages_of_dependencies_and_reports_are_enough(
     repository: Repository,
 ) -> None:
     text = (ROOT / "pyproject.toml").read_text()
@@ -249,15 +272,132 @@ def test_torchaudio_of_another_release_must_be_importable(
         repository.write_package(name, version)
     # With a complete .venv, nothing is installed if the packages are refused.
     repository.write(repository.venv_python, COMPLETE)
-    python = repository.with_packages()
-    active = repository.write_python("python3", python)
+    repository.write_python("python3", repository.with_packages())
     assert repository.run() == (0, f"{sys.executable}\n", [])
 
-    repository.write_package("torchaudio", "99.0")
-    module = repository.root / "packages/torchaudio.py"
-    module.write_text("raise OSError('undefined symbol')\n")
+
+# The build of PyTorch: what nvidia-smi prints -> its index.
+CARDS = {
+    "V100": (["Tesla V100-SXM2-16GB, 580.95.05, 7.0"], "cu126"),
+    "P100": (["Tesla P100-PCIE-16GB, 535.104.05, 6.0"], "cu126"),
+    "1080 Ti": (["NVIDIA GeForce GTX 1080 Ti, 580.65.06, 6.1"], "cu126"),
+    "980": (["NVIDIA GeForce GTX 980, 535.104.05, 5.2"], "cu126"),
+    "old driver": (["NVIDIA A100-SXM4-80GB, 535.104.05, 8.0"], "cu126"),
+    "newest old driver": (["NVIDIA GeForce RTX 4090, 579.99, 8.9"], "cu126"),
+    "A100": (["NVIDIA A100-SXM4-80GB, 580.65.06, 8.0"], ""),
+    "2080 Ti": (["NVIDIA GeForce RTX 2080 Ti, 590.44, 7.5"], ""),
+    "5090": (["NVIDIA GeForce RTX 5090, 580.65.06, 12.0"], ""),
+    # CUDA 12.6 has no kernels for this generation.
+    "5090, old driver": (["NVIDIA GeForce RTX 5090, 570.86.10, 12.0"], "cu128"),
+    "mixed": (["Tesla V100, 580.1, 7.0", "NVIDIA A100, 580.1, 8.0"], "cu126"),
+    "unknown card": (["NVIDIA X, 999.1, [N/A]"], ""),
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_build_of_torch_follows_from_the_card_and_the_driver(
+    repository: Repository, card: str
+) -> None:
+    lines, build = CARDS[card]
+    repository.write_python("python3", INCOMPLETE)
+    repository.write_gpus(*lines)
+    code, _, messages = repository.run()
+    assert code == 0
+    assert NO_GPU not in messages
+    assert installing(repository.venv) in messages
+    installation = repository.call_lines()[-1]
+    if not build:
+        assert "torch" not in installation.replace(str(repository.root), "")
+        return
+    index = f"https://download.pytorch.org/whl/{build}"
+    (pin,) = [
+        line
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    ]
+    assert installation.endswith(f" {pin}+{build} --extra-index-url {index}")
+    version = build.replace("cu12", "CUDA 12.")
+    assert any(
+        line.startswith(f"env: PyTorch for {version}, for ") for line in messages
+    )
+
+
+def test_the_builds_are_of_the_pinned_torch() -> None:
+    """Other releases have other cards and drivers: look at RELEASE.md of PyTorch again."""
+    assert "\ntorch==2.11." in (ROOT / "requirements.txt").read_text()
+
+
+def test_a_card_without_kernels_in_the_chosen_build_is_named(
+    repository: Repository,
+) -> None:
+    repository.write_python("python3", INCOMPLETE)
+    repository.write_gpus("Tesla V100, 580.1, 7.0", "NVIDIA RTX 5090, 580.1, 12.0")
     _, _, messages = repository.run()
-    assert messages[0] == f"env: not using {active} (OSError: undefined symbol)"
+    line = "env: Tesla V100: this PyTorch has no kernels for it (see docs/install.md)"
+    assert line in messages
+    assert not any("RTX 5090: this" in message for message in messages)
+
+
+def test_a_driver_that_is_too_old_for_every_build_is_named(
+    repository: Repository,
+) -> None:
+    """Such a driver does not know the capability of its cards either."""
+    repository.write_python("python3", INCOMPLETE)
+    repository.write_gpus("Tesla P40, 470.82.01")
+    code, _, messages = repository.run()
+    assert code == 0
+    assert (
+        "env: NVIDIA driver 470 is too old for any build of this PyTorch: update it to"
+        " 525 or newer, or use --torch cpu"
+    ) in messages
+    assert "+cu126 " in repository.call_lines()[-1]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo No devices were found",
+        "echo NVIDIA-SMI has failed: it could not communicate with the driver; exit 9",
+        "echo Failed to initialize NVML: NVML library version: 535.183; exit 18",
+        "exit 0",
+    ],
+)
+def test_an_nvidia_smi_without_gpus_is_no_gpu(
+    repository: Repository, script: str
+) -> None:
+    repository.write_python("python3", INCOMPLETE)
+    repository.write_nvidia_smi(script)
+    _, _, messages = repository.run()
+    assert NO_GPU in messages
+    assert "whl" not in repository.call_lines()[-1]
+
+
+@pytest.mark.parametrize("command", ["run", "make"])
+def test_the_user_may_choose_torch_without_cuda(
+    repository: Repository, command: str
+) -> None:
+    repository.write_python("python3", INCOMPLETE)
+    code, _, messages = repository.run(command, "--torch", "cpu")
+    assert code == 0
+    assert NO_GPU not in messages
+    assert installing(repository.venv, "download 0.4 GB, disk 1 GB") in messages
+    index = "https://download.pytorch.org/whl/cpu"
+    assert repository.call_lines()[-1].endswith(f"+cpu --extra-index-url {index}")
+
+    repository.venv_python.unlink()
+    repository.write_gpus("NVIDIA A100, 580.1, 8.0")
+    _, _, messages = repository.run(command, "--torch", "cpu")
+    assert "env: --torch cpu: NVIDIA A100 will not be used" in messages
+
+
+def test_a_build_that_the_settings_of_pip_choose_is_kept(
+    repository: Repository,
+) -> None:
+    repository.write_python("python3", INCOMPLETE)
+    repository.write_gpus("Tesla V100, 580.1, 7.0")
+    mirror = "https://mirror.example/pytorch/whl/cu126"
+    repository.run("run", PIP_EXTRA_INDEX_URL=mirror)
+    assert "whl" not in repository.call_lines()[-1]
 
 
 def test_an_old_python_makes_venv_with_a_newer_one(repository: Repository) -> None:
@@ -268,6 +408,7 @@ def test_an_old_python_makes_venv_with_a_newer_one(repository: Repository) -> No
     assert output == f"{repository.venv}/bin/python\n"
     assert messages == [
         f"env: not using {old} (Python 3.10 or newer is needed, found 3.8.1)",
+        NO_GPU,
         installing(repository.venv),
         f"env: for the speakerlab command: . {repository.venv}/bin/activate",
     ]
@@ -370,7 +511,7 @@ def test_a_killed_installation_is_continued(repository: Repository) -> None:
     (repository.root / "pip_waits").unlink()
     code, _, messages = finish(next_process)
     assert code == 0
-    assert messages[0] == installing(repository.venv)
+    assert messages[:2] == [NO_GPU, installing(repository.venv)]
 
 
 @pytest.mark.parametrize("step", ["venv", "pip"])
@@ -453,7 +594,7 @@ def test_a_failed_creation_is_reported(repository: Repository) -> None:
     assert code == 1
     assert output == ""
     remedy = "or activate an environment with requirements.txt"
-    assert messages[2:] == [
+    assert messages[3:] == [
         "No space left on device",
         f"env: python3 cannot make {repository.venv}, see above; {remedy}",
     ]

@@ -4,6 +4,8 @@ import hashlib
 import tarfile
 import zipfile
 
+import numpy as np
+import soundfile
 from corpora import MUSAN, RIR_LIST, ROOMS, write_short
 from refusals import refused, refuses
 
@@ -12,7 +14,7 @@ from egs.common.corpus.fetch import download_noise_and_rooms
 from egs.common.corpus.noises import ALL_OF_MUSAN, FREE_SOUND, find_noise, find_rooms
 from egs.common.corpus.prepare import find_audio, write_noise_and_rooms
 from speakerlab.data.banks import find_recordings
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_rejected, read_table
 
 
 def test_parts_of_musan(musan, tmp_path):
@@ -136,3 +138,30 @@ def test_other_folders_are_noise_and_an_earlier_table_goes(tmp_path):
     assert len(recordings) == 2
     for recording in recordings:
         assert recording.kind == "noise"
+
+
+def test_noise_in_other_formats_is_converted(tmp_path, capsys):
+    data = tmp_path / "data"
+    folder = write_short(tmp_path / "noise", ("a.wav", "b.flac"))
+    rng = np.random.default_rng(0)
+    noise_S = 0.1 * rng.standard_normal(44100)
+    for name in ("c.mp3", "d.ogg"):
+        soundfile.write(folder / name, noise_S, 44100)
+    (folder / "e.mp3").write_text("no audio")
+    (folder / "notes.txt").write_text("of the recordings")
+    write_noise_and_rooms(data, noise=folder, rirs=folder)
+    for name in ("noise", "rirs"):
+        recordings = find_recordings(data / name, sample_rate=16000)
+        assert [recording.id for recording in recordings] == [
+            "a.wav",
+            "b.flac",
+            "c.mp3",
+            "d.ogg",
+        ]
+        for recording in recordings[2:]:
+            assert abs(len(recording) - 16000) < 500
+            assert len(recording[5000:6000]) == 1000
+        (reason,) = [reason for _, reason in read_rejected(data / name).values()]
+        assert refused(reason, folder / "e.mp3")
+    lines = capsys.readouterr().out.splitlines()
+    assert any("1 files with other endings, 1 .txt" in line for line in lines)

@@ -323,3 +323,26 @@ def test_auto_in_the_default_corpus_is_downloaded(
     assert module.main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert refused(line, corpus / "musan", "--download-noise", "--noise none")
+
+
+def test_another_corpus_never_replaces_the_data_of_the_first(
+    once, recipe, corpus, tmp_path, capsys
+):
+    once()
+    data = tmp_path / "data"
+    before = state(data)
+    other = tmp_path / "corpora/others"
+    shutil.copytree(corpus, other)
+    for option in ((), ("--download-noise",)):
+        error = once("--corpus", other, *option, code=1)
+        places = (corpus, f"--data {data}_others", "--exp", data / ".prepared")
+        assert refused(error, "--corpus", other, *places), error
+        assert error.count("\n") == 1
+        assert state(data) == before
+
+    # Both choices: folders of its own, or the record of the first is removed.
+    once("--corpus", other, data=tmp_path / "data_others")
+    assert state(data) == before
+    (data / ".prepared").unlink()
+    once("--corpus", other)
+    assert str(other) in (data / "train/wav.scp").read_text()

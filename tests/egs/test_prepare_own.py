@@ -1,6 +1,10 @@
 """One folder per speaker: conversion, the test set, corpora too small to train on."""
 
 import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from refusals import refused
 from voices import RATE, make_wave
 
 from speakerlab.data import audio
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import NOT_USED, read_rejected, read_table
 from tests.egs.corpora import write_m4a
 
 
@@ -117,3 +121,301 @@ def test_recordings_without_a_speaker_are_refused(recipe, prepare, tmp_path, cap
     assert refused(error, empty, "no recordings")
     assert recipe("own").main(["--download"]) == 1
     assert refused(capsys.readouterr().err, "--corpus")
+
+
+# Beside the folders of speakers and in them.
+LEFTOVERS = (
+    ".Trash-1000",
+    "#recycle",
+    "@Recycle",
+    "$RECYCLE.BIN",
+    "@eaDir",
+    "__MACOSX",
+    ".ipynb_checkpoints",
+    "System Volume Information",
+    "lost+found",
+    "who 0.bak",
+)
+
+
+def names_of(data: Path) -> dict[str, str]:
+    """Utterance -> speaker of both sets."""
+    speaker_of = {}
+    for path in sorted(data.glob("t*/utt2spk")):
+        speaker_of |= read_table(path)
+    return speaker_of
+
+
+def test_what_systems_and_editors_leave_is_no_recording(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 2)
+    for number, name in enumerate(LEFTOVERS):
+        for place in (corpus / name, corpus / "who 1" / name / "deeper"):
+            place.mkdir(parents=True)
+            audio.write(place / "1.wav", make_wave(9, number, 0.5), RATE)
+    for name in ("._0.wav", ".hidden.wav", "0 (conflicted copy 2024-01-01).wav"):
+        (corpus / "who 0" / name).write_bytes(b"\0\5\x16\7")
+    (corpus / ".stray.wav").touch()
+    for name in ("notes.txt", "0.TXT", "README"):
+        (corpus / name).touch()
+    out = prepare("own", corpus, tmp_path / "data")
+    speaker_of = names_of(tmp_path / "data")
+    assert set(speaker_of.values()) == {"who_0", "who_1"}
+    assert len(speaker_of) == 4
+    assert not (tmp_path / "data/train/rejected.tsv").exists()
+    assert f"{corpus}: skipped {2 * len(LEFTOVERS) + 4} files and folders" in out
+    assert f"{corpus}: skipped 3 files with other endings, 2 .txt, 1 without" in out
+
+
+def test_equal_names_of_one_folder_keep_their_endings(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 1)
+    for number, name in enumerate(("rec 1.wav", "rec 1.flac", "b/rec 1.wav")):
+        path = corpus / "anna" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        audio.write(path, make_wave(5, number, 0.5), RATE)
+    # Only by the blank do these names differ: one of them must be renamed.
+    audio.write(corpus / "anna/c d.wav", make_wave(5, 8, 0.5), RATE)
+    audio.write(corpus / "anna/c_d.wav", make_wave(5, 9, 0.5), RATE)
+    prepare("own", corpus, tmp_path / "data")
+    names = [name for name in names_of(tmp_path / "data") if "anna" in name]
+    assert sorted(names) == [
+        "anna/b/rec_1",
+        "anna/c_d",
+        "anna/rec_1.flac",
+        "anna/rec_1.wav",
+    ]
+    ((_, reason),) = read_rejected(tmp_path / "data/train").values()
+    assert reason.startswith(f"{corpus}/anna/c_d.wav: ")
+
+
+def test_a_name_in_two_spellings_of_unicode_is_one_speaker(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 1)
+    for number, name in enumerate(("Ju\u0308rgen", "J\u00fcrgen")):
+        (corpus / name).mkdir()
+        audio.write(corpus / name / f"{number}.wav", make_wave(7, number, 0.5), RATE)
+    prepare("own", corpus, tmp_path / "data")
+    assert set(names_of(tmp_path / "data").values()) == {"who_0", "J\u00fcrgen"}
+    ((_, reason),) = read_rejected(tmp_path / "data/train").values()
+    assert "rename one of the folders" in reason
+
+
+def bad_recordings() -> dict[str, np.ndarray]:
+    """Kind -> wave_S or wave_SC of a recording that teaches nothing."""
+    wave_S = make_wave(0, 7, 1.0)
+    dither_S = np.random.default_rng(0).integers(-1, 2, RATE)
+    return {
+        "silent": np.zeros(RATE, dtype=np.int16),
+        "dither": dither_S.astype(np.int16),
+        "constant": np.full(RATE, 500, dtype=np.int16),
+        "silent-stereo": np.zeros((RATE, 2), dtype=np.int16),
+        "short": wave_S[:1600],
+        "empty": wave_S[:0],
+        "clipped": np.clip(wave_S * 12.0, -32768, 32767).astype(np.int16),
+        "clipped-quiet": np.clip(wave_S, -3000, 3000),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_recordings())
+@pytest.mark.parametrize("rate", [RATE, 8000])
+def test_recordings_that_teach_nothing_are_left_out(prepare, tmp_path, kind, rate):
+    soundfile = pytest.importorskip("soundfile")
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 2)
+    bad = corpus / "who 1/bad.wav"
+    # At 8 kHz the file is converted.
+    soundfile.write(bad, bad_recordings()[kind], rate)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert len(names_of(tmp_path / "data")) == 4
+    ((name, (path, reason)),) = read_rejected(tmp_path / "data/train").items()
+    assert path == str(bad)
+    word = {"dither": "silent", "constant": "silent", "empty": "short"}.get(
+        kind, kind.split("-")[0]
+    )
+    if kind == "empty" and rate != RATE:
+        # Nothing can be converted.
+        assert reason.startswith(f"{bad}: ")
+        return
+    assert reason.startswith(f"{bad}: is {word}")
+    assert name.startswith(NOT_USED)
+    assert f"{corpus}: 1 of 5 recordings left out: 1 {word}" in out
+    assert str(tmp_path / "data/train/rejected.tsv") in out
+
+
+def test_copies_are_left_out(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    data = tmp_path / "data"
+    write_corpus(corpus, 3)
+    # The samples are equal, not the bytes of the files.
+    samples_S = audio.read(corpus / "who 0/any/depth/0.wav")
+    audio.write(corpus / "who 0/z.flac", samples_S, RATE)
+    shutil.copy(corpus / "who 1/any/depth/0.wav", corpus / "who 2/zz.wav")
+    out = prepare("own", corpus, data)
+    assert sorted(names_of(data)) == [
+        "who_0/any/depth/0",
+        "who_0/any/depth/1",
+        "who_1/any/depth/1",
+        "who_2/any/depth/0",
+        "who_2/any/depth/1",
+    ]
+    reason_of = {}
+    for path, reason in read_rejected(data / "train").values():
+        reason_of[Path(path).relative_to(corpus).as_posix()] = reason
+    assert set(reason_of) == {"who 0/z.flac", "who 1/any/depth/0.wav", "who 2/zz.wav"}
+    assert "who_0/any/depth/0" in reason_of["who 0/z.flac"]
+    for name in ("who 1/any/depth/0.wav", "who 2/zz.wav"):
+        assert "who_1, who_2" in reason_of[name]
+    assert "3 of 8 recordings left out: 1 copied, 2 copied across speakers" in out
+
+
+def test_a_corpus_of_copies_only_is_kept_with_a_line(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    wave_S = make_wave(0, 0, 0.5)
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        path = corpus / f"{name}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        audio.write(path, wave_S, RATE)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert len(names_of(tmp_path / "data")) == 4
+    assert f"{corpus}: every recording is a copy" in out
+
+
+def test_channels_that_differ_are_one_line(prepare, tmp_path, caplog):
+    soundfile = pytest.importorskip("soundfile")
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 1)
+    for rate in (RATE, 44100):
+        voices = [make_wave(speaker, rate, 0.5, rate) for speaker in (3, 8)]
+        soundfile.write(corpus / f"who 0/{rate}.wav", np.stack(voices, 1), rate)
+        louder = np.stack([voices[0] // 2, voices[0]], 1)
+        soundfile.write(corpus / f"who 0/same {rate}.wav", louder, rate)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert f"{corpus}: 2 recordings have channels that differ, such as who_0/1" in out
+    assert "channels" not in caplog.text
+
+
+def test_sound_that_may_be_no_speech_is_one_line(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 1)
+    for number in range(2):
+        noise_S = np.random.default_rng(number).normal(0, 3000, RATE)
+        path = corpus / f"who 0/noise {number}.wav"
+        audio.write(path, noise_S.astype(np.int16), RATE)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert f"{corpus}: 2 recordings may be no speech, such as who_0/noise_0" in out
+    assert len(names_of(tmp_path / "data")) == 4
+
+
+@pytest.mark.parametrize("rate", [RATE, 44100])
+def test_the_channel_with_sound_is_used(prepare, tmp_path, rate):
+    soundfile = pytest.importorskip("soundfile")
+    corpus = tmp_path / "in"
+    data = tmp_path / "data"
+    write_corpus(corpus, 2)
+    wave_S = make_wave(1, 5, 0.5, rate)
+    stereo = np.stack([0 * wave_S, wave_S], axis=1)
+    soundfile.write(corpus / "who 1/left is silent.wav", stereo, rate)
+    soundfile.write(corpus / "who 1/right is silent.wav", stereo[:, ::-1], rate)
+    soundfile.write(corpus / "who 1/mono.wav", make_wave(1, 6, 0.5, rate), rate)
+    out = prepare("own", corpus, data)
+    assert "1 recordings whose first channel is silent, such as who_1/left_is" in out
+    # Both have the same sound: one is a copy.
+    wavs = read_table(data / "train/wav.scp")
+    if rate == RATE:
+        assert "who_1/right_is_silent" not in wavs
+        samples_S = audio.read(wavs["who_1/left_is_silent"])
+        np.testing.assert_array_equal(samples_S, wave_S)
+    assert np.abs(audio.read(wavs["who_1/left_is_silent"])).max() > 1000
+
+
+def write_as_people_have_it(corpus: Path) -> dict[str, np.ndarray]:
+    """Write a corpus of 20 speakers; return utterance -> wave_S of lossless recordings."""
+    soundfile = pytest.importorskip("soundfile")
+    clean: dict[str, np.ndarray] = {}
+    for speaker in range(20):
+        folder = corpus / f"张 三{speaker}"
+        folder.mkdir(parents=True)
+        for take in range(3):
+            wave_S = make_wave(speaker, take, 0.5)
+            audio.write(folder / f"录音\u3000{take}.wav", wave_S, RATE)
+            clean[f"张_三{speaker}/录音_{take}"] = wave_S
+            # A Mac leaves a file beside each one.
+            (folder / f"._录音\u3000{take}.wav").write_bytes(b"\0\5\x16\7")
+        (folder / ".DS_Store").write_bytes(b"\0")
+
+    folders = [corpus / f"张 三{speaker}" for speaker in range(20)]
+    for number, name in enumerate(LEFTOVERS):
+        (corpus / name).mkdir()
+        audio.write(corpus / name / "old.wav", make_wave(30, number, 0.5), RATE)
+    (folders[3] / "notes.txt").touch()
+
+    voice_S = make_wave(1, 9, 1.0, 44100) / 32768
+    soundfile.write(folders[1] / "a.mp3", voice_S, 44100)
+    tagged = folders[1] / "tagged.mp3"
+    soundfile.write(tagged, make_wave(1, 8, 1.0, 44100) / 32768, 44100)
+    tag = b"ID3\3\0\0\0\0\0\x0a" + bytes(10)
+    tagged.write_bytes(tag + tagged.read_bytes())
+    soundfile.write(folders[2] / "b.mp3", np.stack([voice_S, voice_S], 1), 44100)
+    write_m4a(folders[3] / "c.m4a", make_wave(3, 9, 1.0), rate=RATE)
+    soundfile.write(folders[4] / "phone.wav", make_wave(4, 9, 1.0, 8000), 8000)
+
+    stereo_S = make_wave(5, 9, 1.0)
+    stereo = np.stack([stereo_S, 0 * stereo_S], axis=1)
+    soundfile.write(folders[5] / "stereo.wav", stereo, RATE)
+    clean["张_三5/stereo"] = stereo_S
+    for kind in ("clipped", "silent", "short"):
+        audio.write(folders[6] / f"{kind}.wav", bad_recordings()[kind], RATE)
+    shutil.copy(folders[7] / "录音\u30000.wav", folders[7] / "录音 copy.wav")
+
+    # A program that writes into a pipe does not know the length.
+    stream_S = make_wave(8, 9, 1.0)
+    path = folders[8] / "stream.wav"
+    audio.write(path, stream_S, RATE)
+    header = bytearray(path.read_bytes())
+    place = header.index(b"data") + 4
+    header[4:8] = header[place : place + 4] = struct.pack("<I", 0xFFFFFFFF)
+    path.write_bytes(header)
+    clean["张_三8/stream"] = stream_S
+    return clean
+
+
+def test_a_corpus_as_people_have_it(tmp_path):
+    corpus = tmp_path / "my corpus"
+    data = tmp_path / "data"
+    clean = write_as_people_have_it(corpus)
+    script = Path(__file__).parents[2] / "egs/own/prepare.py"
+    # In a locale whose encoding is not UTF-8, and without the help of Python.
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, script, "--corpus", corpus, "--data", data],
+        env={"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1", **locale},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 10, done.stdout
+    report = done.stdout
+    assert f"{corpus}: skipped {20 * 4 + len(LEFTOVERS)} files and folders" in report
+    assert "1 .txt" in report
+    assert "4 of 71 recordings left out: 1 clipped, 1 shorter than 0.3 s, 1 silent" in (
+        report
+    )
+    assert "1 copied" in report
+    assert "3 .mp3, 1 .m4a, 1 .wav" in report
+
+    speaker_of = names_of(data)
+    lossy = {"张_三1/a", "张_三1/tagged", "张_三2/b", "张_三3/c", "张_三4/phone"}
+    assert speaker_of.keys() == clean.keys() | lossy
+    assert len(set(speaker_of.values())) == 20
+    for name, speaker in speaker_of.items():
+        assert name.startswith(f"{speaker}/")
+    # The samples of the clean copies, and whole recordings of the others.
+    wavs = read_table(data / "train/wav.scp") | read_table(data / "test/wav.scp")
+    for name, wave_S in clean.items():
+        np.testing.assert_array_equal(audio.read(wavs[name]), wave_S)
+    for name in lossy:
+        assert audio.read_info(wavs[name]).seconds == pytest.approx(1.0, abs=0.1)

@@ -10,6 +10,7 @@ import soundfile
 from archive_bytes import md5
 from refusals import refused, refuses
 
+from egs.voxceleb.layout import find_roots
 from speakerlab.data.tables import read_about, read_table
 from tests.egs.corpora import (
     META,
@@ -257,3 +258,9 @@ def pack(folder: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(folder.rglob("*.*")):
             archive.write(file, file.relative_to(folder))
+
+
+def test_folders_of_systems_hold_no_speakers(tmp_path):
+    for place in ("wav", "__MACOSX/wav", ".Trash-1000/wav", "@eaDir", "wav.bak"):
+        (tmp_path / place / "id10001").mkdir(parents=True)
+    assert list(find_roots(tmp_path)) == [tmp_path / "wav"]

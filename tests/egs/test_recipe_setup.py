@@ -111,6 +111,23 @@ class Recipe:
         )
 
 
+def test_the_build_of_pytorch_is_chosen_where_the_environment_is_made(tmp_path):
+    stages = 'if stage 1 first; then run python "$recipe/first.py"; fi'
+    recipe = Recipe(tmp_path, options="python=''", stages=stages)
+    recipe.write("first.py", "")
+    environment = tmp_path / "egs/common/environment.py"
+    environment.write_text(
+        "import sys\n"
+        "open('asked', 'w').write(' '.join(sys.argv[1:]))\n"
+        "print(sys.executable)\n"
+    )
+    for options, build in (([], "auto"), (["--torch", "cpu"], "cpu")):
+        done = recipe.run(*options)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "asked").read_text() == f"run --torch {build}"
+    assert refused(recipe.run("--torch", "cu126").stderr, "--torch", "auto|cpu")
+
+
 def test_a_full_disk_of_the_output_skips_no_stage(tmp_path):
     recipe = Recipe(tmp_path, stages=TWO_STAGES)
     for name in ("first", "second"):

@@ -162,9 +162,9 @@ def test_the_result_is_compared_with_the_initial_weights(
     def drawn(seed: int):
         return build_embedder(make_config(f"seed={seed}")).eval()
 
-    def compare(before: int, after: int):
+    def compare(before: int, after: int, *settings: str):
         """Seeds of the weights before and after training."""
-        config = make_config(f"seed={before}")
+        config = make_config(f"seed={before}", *settings)
         state = drawn(after).state_dict()
         trained = drawn(after)
         caplog.clear()
@@ -221,6 +221,14 @@ def test_the_result_is_compared_with_the_initial_weights(
     assert facts == worse | {"kept_initial": True}
     assert not is_unchanged
     assert "initial model kept" in line
+    assert "training.keep_better=false" in line
+
+    # the trained weights anyway
+    facts, is_unchanged, line = compare(2, bad, "training.keep_better=false")
+    assert facts == worse
+    assert is_unchanged
+    assert f"{100 * high:.2f}" in line
+    assert "trained weights used" in line
 
     # an equal model is not better
     facts, _, _ = compare(before=2, after=good)

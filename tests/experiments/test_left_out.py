@@ -29,8 +29,9 @@ def put(path: Path, content: bytes = WAV) -> Path:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Two speakers with two recordings each."""
-    for name in ("anna/1", "anna/2", "bob/1", "bob/2"):
-        put(tmp_path / "in" / f"{name}.wav")
+    for number, name in enumerate(("anna/1", "anna/2", "bob/1", "bob/2"), 1):
+        content = encoded(clean_wave(np.random.default_rng(number)))
+        put(tmp_path / "in" / f"{name}.wav", content)
     return tmp_path / "in"
 
 
@@ -129,12 +130,13 @@ def test_another_rate_is_one_broken_file_and_its_command_is_quoted(corpus: Path)
 def test_what_cannot_be_converted_is_listed_with_its_own_reason(corpus: Path):
     wave_S = make_wave(0, 0, 1.0, 8000)
     whole = encoded(wave_S, rate=8000)
+    other = encoded(make_wave(0, 1, 1.0, 8000), rate=8000)
     half = encoded(wave_S[:4000], rate=8000)
     cut = put(corpus / "anna/cut.wav", whole[:9000])
     # with the suffix, a name of 255 letters, the most of a file system
     longest = "n" * 251
     put(corpus / "anna" / f"{longest}.wav", whole)
-    put(corpus / "anna/same.new.wav", whole)
+    put(corpus / "anna/same.new.wav", other)
     put(corpus / "anna/same.wav", half)
     folder = prepared(corpus)
     (values,) = read_rejected(folder).values()
@@ -159,10 +161,7 @@ def test_flac_from_a_pipe_is_converted(corpus: Path):
     content[21] &= 0xF0  # 36 bits of STREAMINFO: number of samples
     content[22:26] = bytes(4)
     path = put(corpus / "anna/piped.flac", bytes(content))
-    with pytest.raises(
-        ValueError, match="its header has no length because it was written"
-    ):
-        audio.read_info(path)
+    assert audio.read_info(path).num_samples == len(wave_S)
     wavs = read_table(prepared(corpus) / "wav.scp")
     converted_S = audio.read(wavs["anna/piped"])
     assert np.array_equal(converted_S, wave_S)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from refusals import refuses
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
@@ -60,3 +61,9 @@ def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     assert plan.micro_batch == 32
     assert plan.accumulation == 2
     assert plan.reason == "64 ran out of memory"
+
+
+def test_a_single_crop_is_refused_before_the_training(make_config):
+    config = make_config("training.global_batch=64", "runtime.micro_batch=1")
+    with refuses("runtime.micro_batch", 1, "BatchNorm of campplus", "use 2"):
+        plan_batch(config, one_rank("cpu"), make_task(config))

@@ -16,6 +16,7 @@ from speakerlab.experiments.planning import (
     bank_limit,
     card_memory,
     footprint,
+    why_not_single,
 )
 from speakerlab.training import batch_size
 
@@ -239,6 +240,7 @@ def test_the_automatic_limit_is_a_share_of_the_free_memory(
     monkeypatch.setattr(batch_size, "free_bytes", free_bytes)
     num_gpus = 2 if device == "cuda" else 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     auto = config_of("campplus", "runtime.bank_gb=auto")
@@ -258,3 +260,39 @@ def test_the_automatic_limit_is_no_change_of_what_is_learned():
     fixed = config_of("campplus")
     auto = config_of("campplus", "runtime.bank_gb=auto")
     assert differences(fixed, auto) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        # After the pooling, CAM++ has a BatchNorm of the embedding; the x-vector has none.
+        (["campplus_tiny"], "a BatchNorm of campplus has one value of each crop"),
+        (["xvector"], ""),
+        # The teacher of SDPN embeds one long view of each utterance, DINO's embeds two.
+        (
+            ["campplus_tiny", "ssl/sdpn"],
+            "a BatchNorm of campplus has one value of each utterance",
+        ),
+        (["campplus_tiny", "ssl/dino"], ""),
+        (["campplus_tiny", "ssl/simclr"], ""),
+    ],
+)
+def test_models_that_need_two_crops_are_found(layers, reason):
+    config = load_config([ROOT / f"conf/{layer}.yaml" for layer in layers])
+    before = torch.get_rng_state()
+    why = why_not_single(config)
+    assert why.startswith(reason)
+    assert bool(why) == bool(reason)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_micro_batch_of_one_is_no_advice_for_such_models():
+    """Only one crop fits: other models may be told to use it."""
+    needs = made_of(200)
+    for model, is_advised in (("campplus_tiny", False), ("xvector", True)):
+        config = config_of(model, "training.global_batch=64")
+        memory = card_memory(config, needs, 2.2)
+        assert memory.fit == 1
+        with pytest.raises(batch_size.MemoryTooSmall) as caught:
+            memory.batch()
+        assert ("runtime.micro_batch=1 " in str(caught.value)) == is_advised

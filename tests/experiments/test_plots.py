@@ -1,5 +1,9 @@
 """The pictures: real PNGs that show what they should, read back as pixels."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -99,3 +103,40 @@ def test_what_calibration_loses_is_shaded(tmp_path):
         shaded[name] = num_coloured(pixels(path), pale)
     assert shaded["good"] > 0
     assert shaded["bad"] > 5 * shaded["good"]
+
+
+DRAW = """
+import sys
+from speakerlab.experiments.plots import plot_curve
+plot_curve(sys.argv[1], [1, 2, 3], [3.0, 2.0, 1.0], name="loss")
+import matplotlib
+print(dict.__getitem__(matplotlib.rcParams, "backend"), matplotlib.rcParams["text.usetex"])
+"""
+
+
+def test_settings_of_other_programs_change_no_picture(tmp_path):
+    """Backends of notebooks and of screens, missing or not, and a user's matplotlibrc."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\naxes.facecolor: red\n")
+    expected = tmp_path / "expected.png"
+    plot_curve(expected, [1, 2, 3], [3.0, 2.0, 1.0], name="loss")
+    for name, value in (
+        ("MPLBACKEND", "module://no_such_module.backend_inline"),
+        # matplotlib has this name in a list, and refuses it unless the package is installed.
+        ("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
+        ("MATPLOTLIBRC", str(tmp_path)),
+    ):
+        picture = tmp_path / "picture.png"
+        drawn = subprocess.run(
+            [sys.executable, "-c", DRAW, str(picture)],
+            env={**os.environ, name: value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert drawn.stderr == ""
+        assert picture.read_bytes() == expected.read_bytes()
+        # The rest of the program keeps its settings.
+        backend, usetex = drawn.stdout.split()[-2:]
+        if "no_such_module" in value:
+            assert backend == value
+        assert usetex == str(name == "MATPLOTLIBRC")

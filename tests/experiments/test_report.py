@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from result_rows import row
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speakerlab.checkpoints.model_files import read_card
+from speakerlab.experiments import plots
 from speakerlab.experiments.curves import settings_of
 from speakerlab.experiments.report import facts_of, write_report
 from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
+from speakerlab.training.monitor import Monitor
 
 IDS = [f"spk{speaker}-{take}" for speaker in range(4) for take in range(2)]
 
@@ -130,6 +133,60 @@ def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir)
     assert "torch" not in facts["Model"]
     assert facts["Scored with"]["torch"] == version("torch")
     assert not re.search(r"https?:|<script|<link|@import|url\(", page)
+
+
+@pytest.mark.parametrize(
+    ("fine_tuned", "name"), [(False, "untrained"), (True, "before fine-tuning")]
+)
+def test_the_det_plot_names_the_initial_weights(
+    experiment, monkeypatch, fine_tuned, name
+):
+    pytest.importorskip("matplotlib")
+    names = []
+
+    def plot_det(path, curves):
+        names.extend(curves)
+        plots.plot_curve(path, [1, 2], [1.0, 2.0], name="det")
+
+    monkeypatch.setattr(plots, "plot_det", plot_det)
+    options = (None, -SCORES, fine_tuned)
+    page_of(experiment, [scored("test/trials", "cosine", SCORES, *options)])
+    assert names == ["cosine", name]
+
+
+def test_tensorboard_shows_the_plots_of_the_last_scoring(experiment):
+    image = pytest.importorskip("matplotlib.image")
+    folder = experiment / "tensorboard"
+    lists = [scored("test/trials", "cosine", SCORES)]
+    # Without curves of a training, there is nothing to stand beside.
+    page_of(experiment, lists)
+    assert not folder.exists()
+
+    monitor = Monitor(experiment, total_steps=7, every_seconds=9.0)
+    monitor.begin(0)
+    monitor.train_row(7, {"loss": 1.0})
+    monitor.close()
+    page_of(experiment, lists)
+    page_of(experiment, lists)
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    tags = ["scores/test_trials_det", "scores/test_trials_cosine_scores"]
+    assert events.Tags()["images"] == tags
+    for tag in tags:
+        (drawn,) = events.Images(tag)
+        assert drawn.step == 7  # of the card
+        picture = image.imread(f"{experiment / tag}.png")
+        assert (drawn.height, drawn.width) == picture.shape[:2]
+    assert [event.step for event in events.Scalars("train/loss")] == [7]
+
+    # A run that is extended from there keeps them.
+    longer = Monitor(experiment, total_steps=8, every_seconds=9.0)
+    longer.begin(7)
+    longer.train_row(8, {"loss": 0.5})
+    longer.close()
+    events.Reload()
+    assert len(events.Images(tags[0])) == 1
+    assert [event.step for event in events.Scalars("train/loss")] == [7, 8]
 
 
 def test_reference_curves_are_drawn_behind_those_of_the_same_training(

@@ -126,6 +126,12 @@ def test_every_row_shows_its_numbers(tmp_path):
         assert shown in text, shown
 
 
+def test_the_page_of_a_fine_tuned_model_names_the_model_it_began_with(tmp_path):
+    page = page_of(tmp_path, [row(fine_tuned=True)])
+    assert "untrained" not in text_of(page)
+    assert "before fine-tuning: EER 37.85 %" in verdict_of(page)
+
+
 def test_the_verdict_is_about_the_primary_back_end_and_comes_first(tmp_path):
     primary = better(primary=True) | {"compared": None}
     page = page_of(tmp_path, [row(), primary])

@@ -86,6 +86,80 @@ def test_the_console_table_lines_up():
     assert second.index("campplus_tiny") == column
 
 
+COMPARED = {
+    "with": "cosine",
+    "eer_difference": -0.0052,
+    "ci95": [-0.01, 0.0],
+    "p_value": 0.03,
+}
+
+
+def long_rows() -> list[results.Row]:
+    """Rows of three lists and back ends with every metric, as 3dspeaker has them."""
+    rows = []
+    for name in ("device", "distance", "dialect"):
+        for back_end in ("cosine", "mean+cosine", "mean+cosine+asnorm"):
+            changes = {
+                "trials": f"test/trials_cross_{name}",
+                "system": "campplus_simclr_fbank_s0",
+                "backend": back_end,
+                "cllr": 0.1234,
+                "act_dcf": 0.55,
+                "min_cllr": 0.1875,
+                "at_threshold": {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08},
+                "compared": None if back_end == "cosine" else COMPARED,
+                "conditions": [
+                    {
+                        "condition": "test side",
+                        "value": "2 s, mp3:16k",
+                        "eer": 0.1,
+                        "eer_ci95": [0.05, 0.15],
+                    }
+                ],
+            }
+            rows.append(row(**changes))
+    return rows
+
+
+@pytest.mark.parametrize("width", [80, 100, 132])
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+def test_a_table_fits_a_terminal_and_keeps_every_value(width, num_rows):
+    rows = long_rows()[-num_rows:]
+    whole = results.format_table(rows)
+    table = results.format_table(rows, width)
+    assert max(map(len, table.splitlines())) <= width
+    # In a file or a pipe, a row is a line.
+    assert len(whole.splitlines()) == num_rows + 2
+    values = set(re.split(r"\s{2,}|\n", whole)) - {""}
+    for value in values:
+        if set(value) == {"-"}:
+            continue
+        # The interval of an EER may stand in a column of its own.
+        for part in re.split(r" \(|\)$", value):
+            assert part in table, part
+
+    conditions = results.format_conditions(rows, ["test side"], width)
+    assert max(map(len, conditions.splitlines())) <= width
+    assert conditions.count("5.00 to 15.00") == num_rows
+
+
+def test_a_table_that_fits_is_the_same_on_a_terminal():
+    rows = [row(), row(backend="mean+cosine")]
+    whole = results.format_table(rows)
+    assert results.format_table(rows, len(whole.splitlines()[0])) == whole
+
+
+def test_the_initial_weights_are_named():
+    tuned = row(fine_tuned=True, backend="tuned", eer_untrained=0.02)
+    table = results.format_table([tuned])
+    assert "before fine-tuning %" in table
+    assert "untrained" not in table
+    header, _, first, second = results.format_table([row(), tuned]).splitlines()
+    assert "untrained %  before fine-tuning %" in header
+    assert "37.85" in first
+    assert "2.00" in second
+
+
 def test_too_few_speakers_have_no_interval():
     few = row(eer_ci95=None, num_speakers=3)
     few["compared"] = {
@@ -140,12 +214,6 @@ def test_old_rows_of_skipped_back_ends_go(tmp_path):
 
 def test_columns_appear_when_a_row_fills_them():
     assert "Cllr" not in results.format_table([row()])
-    compared = {
-        "with": "cosine",
-        "eer_difference": -0.0052,
-        "ci95": [-0.01, 0.0],
-        "p_value": 0.03,
-    }
     rates = {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08}
     calibrated = {
         "cllr": 0.1234,
@@ -157,7 +225,7 @@ def test_columns_appear_when_a_row_fills_them():
         trials="x",
         **calibrated,
         eer_untrained=None,
-        compared=compared,
+        compared=COMPARED,
     )
     table = results.format_table([row(), other])
     assert "None" not in table

@@ -7,7 +7,7 @@ from batches import S, apply_all, decibels
 from refusals import refuses
 
 from speakerlab.core.batch import Draw
-from speakerlab.frontend.augment.speed import Speed, resampler
+from speakerlab.frontend.augment.speed import Resampler, Speed, resampler
 
 
 def tone(hertz: float, num_samples: int) -> np.ndarray:
@@ -31,6 +31,25 @@ def change(
     augmentation = Speed(speeds=of, num_samples=num)
     parts = {"speed": augmentation}
     return apply_all(parts, wave_BS, drawn, num_samples=num)
+
+
+@pytest.mark.parametrize(
+    ("old_rate", "new_rate"), [(9, 10), (11, 10), (16000, 8000), (8000, 16000), (7, 3)]
+)
+def test_the_filters_are_those_of_torchaudio(old_rate, new_rate):
+    """Trainings of earlier versions, which took them from there, can be repeated."""
+    transforms = pytest.importorskip("torchaudio.transforms")
+    expected = transforms.Resample(
+        old_rate,
+        new_rate,
+        resampling_method="sinc_interp_kaiser",
+        lowpass_filter_width=13,
+        rolloff=1.0,
+        beta=7.0,
+    )
+    ours = Resampler(old_rate, new_rate)
+    assert torch.equal(ours.kernel, expected.kernel)
+    assert ours.width == expected.width
 
 
 @pytest.mark.parametrize("speed", [0.9, 1.1])

@@ -209,6 +209,8 @@ def test_names_that_cannot_be_given(naming, monkeypatch):
     axis_D = naming.speakers["Ann"]
     for names, value in (
         (["speaker2"], "speaker2"),
+        (["channel1"], "channel1"),
+        (["channel2-speaker1"], "channel2-speaker1"),
         (["a b", "a_b"], "'a b'"),
         ([], "enrol"),
     ):
@@ -337,6 +339,101 @@ def test_no_speech_is_no_segments(model, caplog):
     assert "no speech" in caplog.text
 
 
+def make_call(leak: float = 0.0) -> np.ndarray:
+    """wave_SC, int16: TURNS of speaker 0 left and of speaker 1 right; each hears the other."""
+    sides = []
+    for side in range(2):
+        waves = []
+        for speaker, seconds in TURNS:
+            wave_S = make_wave(3 * speaker, 0, seconds)
+            waves.append(wave_S if speaker == side else 0 * wave_S)
+            waves.append(SILENCE)
+        sides.append(np.concatenate(waves))
+    left_S, right_S = sides
+    heard = [left_S + leak * right_S, right_S + leak * left_S]
+    return np.stack(heard, axis=1).astype(np.int16)
+
+
+@pytest.mark.parametrize("leak", [0.0, 0.1])
+def test_calls_by_channel(model, leak, caplog):
+    call_SC = make_call(leak)
+    diarization = model.diarize(
+        call_SC,
+        channels="each",
+        num_speakers=1,
+        recording="call",
+    )
+    assert list(diarization.speakers) == ["channel1", "channel2"]
+    spans = spans_of(diarization)
+    np.testing.assert_allclose(spans, REGIONS, atol=0.15)
+    expected = [f"channel{1 + speaker}" for speaker, _ in TURNS]
+    assert speakers_of(diarization) == expected
+    assert diarization.seconds == 37.0
+    plain = diarization.to_dict()["speakers"]
+    assert plain["channel2"]["seconds"] == pytest.approx(15.0, abs=0.3)
+    assert caplog.messages == []
+
+    # Without cross-talk, each channel is as alone.
+    if not leak:
+        alone = model.diarize(call_SC[:, 0], num_speakers=1)
+        of_call_D = diarization.speakers["channel1"]
+        assert np.array_equal(of_call_D, alone.speakers["speaker1"])
+        assert spans_of(alone) == spans[::2]
+
+
+def test_a_channel_of_a_call(model, caplog):
+    call_SC = make_call()
+    second = model.diarize(call_SC, channels=2, num_speakers=1)
+    np.testing.assert_allclose(spans_of(second), REGIONS[1::2], atol=0.1)
+    mixed = model.diarize(call_SC, channels="mix", num_speakers=1)
+    np.testing.assert_allclose(spans_of(mixed), REGIONS, atol=0.1)
+    assert caplog.messages == []
+
+    # By default the first, with a line.
+    first = model.diarize(call_SC, num_speakers=1)
+    np.testing.assert_allclose(spans_of(first), REGIONS[::2], atol=0.1)
+    (line,) = caplog.messages
+    assert "2 channels" in line
+    with refuses("channels", "'left'"):
+        model.diarize(call_SC, channels="left")
+    with refuses("audio (ndarray)", "2 channels, got channel 3"):
+        model.diarize(call_SC, channels=3)
+
+
+def test_several_speakers_of_a_channel(model, tmp_path):
+    """A conference room on the left, nobody on the right."""
+    room_S = talk(*TURNS)
+    wave_SC = np.stack([room_S, 0 * room_S], axis=1)
+    regions = [*REGIONS, (36.5, 37.0)]
+    diarization = model.diarize(
+        wave_SC,
+        channels="each",
+        regions=regions,
+        num_speakers=2,
+    )
+    names = [f"channel1-{name}" for name in SPEAKERS]
+    assert speakers_of(diarization) == names
+    assert list(diarization.speakers) == ["channel1-speaker1", "channel1-speaker2"]
+    mono = model.diarize(room_S, channels="each", regions=regions, num_speakers=2)
+    assert list(mono) == list(diarization)
+
+
+def test_levels_of_a_recording_are_reported(model, caplog):
+    noise_S = make_noise(3.0)[0].numpy()
+    model.diarize(noise_S, num_speakers=1)
+    (line,) = caplog.messages
+    assert line == "audio (ndarray): is white noise, as are samples read in a wrong" + (
+        " format; check the recording"
+    )
+    # Windows are parts of a recording, and not checked by themselves.
+    caplog.clear()
+    wave_S = talk((0, 3.0), (1, 3.0)).astype(np.int32)
+    wave_S[3 * RATE : 4 * RATE : 2] = 1
+    regions = [(0.0, 7.0)]
+    model.diarize(wave_S.astype(np.int16), regions=regions, num_speakers=1)
+    assert caplog.messages == []
+
+
 def test_refusals(model, tmp_path):
     empty_file = tmp_path / "empty.wav"
     empty_file.write_bytes(b"")
@@ -350,6 +447,8 @@ def test_refusals(model, tmp_path):
         model.diarize(no_samples)
     with refuses("audio (ndarray)", "NaN"):
         model.diarize(not_a_number)
+    with refuses("audio (ndarray)", "int16"):
+        model.diarize(wave_S.astype(np.int32))
     with refuses("speakers", 9, 3):
         model.diarize(wave_S, num_speakers=9)
     with refuses("method", "vbx"):

@@ -1,5 +1,6 @@
 """The ONNX file: the same numbers, what it says of its model, and no file where they differ."""
 
+import io
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.inference import export
 from speakerlab.inference.export import export_onnx, speech_like, write_onnx
 from speakerlab.inference.onnx_model import Facts, OnnxModel
 
@@ -157,6 +159,20 @@ def test_where_they_differ_nothing_is_written_and_the_lengths_are_named(tmp_path
     names = [path.name for path in tmp_path.iterdir()]
     assert names == ["model.onnx"]
     assert out.read_bytes() == b"of before"
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch, tmp_path):
+    output = io.StringIO()
+    monkeypatch.setattr(output, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", output)
+    monkeypatch.setattr(export, "SECONDS_PER_TICK", 0.05)
+    embedder = Embedder(fbank=Fbank(), backbone=Backbone(nn.Identity()))
+    write_onnx(embedder, tmp_path / "model.onnx", facts=FACTS)
+    text = output.getvalue()
+    # The seconds are counted while the first step, the longest, lasts.
+    assert text.count("tracing the network:   0%") > 2
+    assert "simplifying the graph: 100%" in text
+    assert re.search(r"comparing with PyTorch: 100%\|.*7/7", text)
 
 
 def test_what_cannot_be_traced_is_one_line(tmp_path):

@@ -134,5 +134,6 @@ def test_a_process_that_has_used_a_gpu_queries_it_itself(monkeypatch, has_used_o
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_used_one)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     assert precision_here("auto").name == "bf16"

@@ -10,7 +10,7 @@ import soundfile
 import torch
 from models_on_disk import CALIBRATION, publish_small
 from refusals import refuses
-from voices import RATE, make_wave, manifest_of
+from voices import RATE, make_noise, make_wave, manifest_of
 
 import speakerlab
 from speakerlab.checkpoints.published import load_published
@@ -311,6 +311,126 @@ def test_what_cannot_be_loaded_is_refused(
     error = FileNotFoundError if model == "nowhere" else ValueError
     with refuses(subject, value, error=error):
         speakerlab.load(model, **options)
+
+
+def test_decisions_say_how_much_speech_they_heard(open_small, wavs, caplog):
+    model = open_small(calibration=CALIBRATION)
+    model.enroll("ann", wavs[0])
+    result = model.verify(wavs[0], wavs[1])
+    assert result.speech_seconds == pytest.approx((1.0, 1.3), abs=0.05)
+    identified = model.identify(wavs[1])
+    assert identified.speech_seconds == pytest.approx(1.3, abs=0.05)
+    # Between embeddings nothing was heard.
+    emb_D = model.embed(wavs[0])
+    assert model.compare(emb_D, emb_D).speech_seconds is None
+    assert model.rank(emb_D).speech_seconds is None
+    assert caplog.messages == []
+
+    # A pause before the speech is not counted.
+    wave_S = np.zeros(2 * RATE, dtype=np.int16)
+    wave_S[RATE:] = make_wave(0, 0, 1.0)
+    wave_S[:RATE:100] = 3
+    result = model.verify(wave_S, wavs[0])
+    assert result.speech_seconds == pytest.approx((1.0, 1.0), abs=0.15)
+
+
+def test_little_speech_is_reported(open_small, wavs, caplog):
+    model = open_small(calibration=CALIBRATION)
+    model.enroll("ann", wavs[0])
+    wave_S = make_wave(0, 0, 2.0)
+    wave_S[:] = wave_S // 4000
+    wave_S[:5000] = make_wave(0, 0, 2.0)[:5000]
+    barely_S = make_wave(0, 0, 2.0) // 1500
+    for call in (
+        lambda source: model.verify(wavs[0], source),
+        lambda source: model.verify(source, wavs[0]),
+        model.identify,
+        lambda source: model.enroll("bob", [source]),
+    ):
+        call(wave_S)
+        (line,) = caplog.messages
+        assert line.startswith("audio (ndarray): only 0.")
+        caplog.clear()
+        call(barely_S)
+        lines = "\n".join(caplog.messages)
+        assert "no speech was found" in lines
+        caplog.clear()
+
+
+def test_nothing_is_decided_from_noise_or_silence_without_a_word(open_small, caplog):
+    model = open_small(calibration=CALIBRATION)
+    noise_2S = make_noise(2.0, rows=2).numpy()
+    model.verify(noise_2S[0], noise_2S[1])
+    assert len(caplog.messages) == 2
+    for line in caplog.messages:
+        assert "white noise" in line
+    caplog.clear()
+    # Silence, and near silence.
+    quiet_S = np.sign(noise_2S[0]).astype(np.int16)
+    for source in (0 * quiet_S, quiet_S):
+        for call in (model.embed, lambda source: model.verify(source, source)):
+            with refuses("audio (ndarray)"):
+                call(source)
+
+
+def test_channels_of_a_recording(open_small, caplog):
+    model = open_small(calibration=CALIBRATION)
+    first_S = make_wave(0, 0, 1.5)
+    second_S = make_wave(3, 0, 1.5)
+    wave_SC = np.stack([first_S, second_S], axis=1)
+    first_D = model.embed(first_S)
+    second_D = model.embed(second_S)
+
+    both_CD = model.embed(wave_SC, channels="each")
+    assert both_CD.shape == (2, model.embed_dim)
+    assert relative_error(both_CD[0], first_D) < 1e-5
+    assert relative_error(both_CD[1], second_D) < 1e-5
+    assert np.array_equal(model.embed(wave_SC, channels=2), second_D)
+    of_many_ND = model.embed_many([wave_SC], channels=2)
+    assert np.array_equal(of_many_ND[0], second_D)
+    mixed_S = wave_SC.mean(axis=1) / 32768
+    mixed_D = model.embed(mixed_S.astype(np.float32))
+    assert relative_error(model.embed(wave_SC, channels="mix"), mixed_D) < 1e-5
+    assert model.verify(wave_SC, second_S, channels=1).score < 0.9999
+    assert model.verify(wave_SC, wave_SC, channels=2).score > 0.9999
+    model.enroll("eve", wave_SC, channels=2)
+    _, score = model.identify(wave_SC, channels=2).ranking[0]
+    assert score == pytest.approx(1, abs=1e-5)
+    assert caplog.messages == []
+
+    # By default the first channel, with a line for each recording.
+    assert np.array_equal(model.embed(wave_SC), first_D)
+    assert len(caplog.messages) == 1
+    model.verify(wave_SC, wave_SC)
+    assert len(caplog.messages) == 3
+    # The embeddings of all channels of several recordings have no common shape.
+    with refuses("channels", "'each'"):
+        model.embed_many([wave_SC], channels="each")
+    with refuses("channels", "'each'"):
+        model.verify(wave_SC, wave_SC, channels="each")
+
+
+def test_a_batch_is_embedded_by_its_rows(open_small):
+    model = open_small()
+    batch_BS = np.stack([make_wave(speaker, 0, 1.0) for speaker in range(8)])
+    with refuses("audio (ndarray)", "embed_many(list(x))"):
+        model.embed(batch_BS)
+    emb_BD = model.embed_many(list(batch_BS))
+    of_array_BD = model.embed_many(batch_BS)
+    assert np.array_equal(of_array_BD, emb_BD)
+    alone_D = model.embed(batch_BS[5])
+    assert relative_error(emb_BD[5], alone_D) < 1e-5
+
+
+def test_16_bits_in_int32_are_refused(open_small, caplog):
+    model = open_small(calibration=CALIBRATION)
+    wave_S = make_wave(0, 0, 1.0)
+    assert model.verify(wave_S, wave_S).is_same
+    assert caplog.messages == []
+    int32_S = wave_S.astype(np.int32)
+    for call in (model.embed, lambda source: model.verify(wave_S, source)):
+        with refuses("audio (ndarray)", "int16"):
+            call(int32_S)
 
 
 def test_text_of_a_model_says_what_it_is(open_small, tmp_path):

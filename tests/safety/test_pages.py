@@ -204,7 +204,7 @@ def timeline(path: Path, names: list[str]) -> None:
     recording = path.with_name(file_name(names))
     audio.write(written, make_wave(0, 0, 1.0), RATE)
     written.rename(recording)
-    diarize.write_page(path, diarization, recording, None)
+    diarize.write_page(path, diarization, recording, None, embedded_rate=None)
 
 
 def file_name(names: list[str]) -> str:

@@ -31,7 +31,7 @@ def test_written_scores_read_back(tmp_path, trials):
 
 def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
     (tmp_path / "s.txt").write_text(
-        "c x 9\na y 0.1\nb y 8\nb x -0.25 nontarget 7 7\n\na x 5e-1\n"
+        "c x 9\na y 0.1\nb y 8\nb x -0.25 nontarget\n\na x 5e-1\n"
     )
     scores_N = read_scores(tmp_path / "s.txt", trials)
     assert scores_N.tolist() == [0.5, -0.25, 0.1]
@@ -71,6 +71,10 @@ def test_a_long_file_in_another_order(tmp_path):
         ("a x 1\nb x\na y 3\n", ":2", "'b x'"),
         ("a x 1 5\nb x 0\na y 0 3\n", ":2", "'b x 0'"),
         ("a x 1 5\nb x 0.5 4\na y 0 3\n", ":2", "'b x 0.5 4'"),
+        # An id with a blank whose second word is a number, and another column.
+        ("a x 1\nb 2 x 3\na y 3\n", ":2", "'b 2 x 3'"),
+        ("a x 1\nb 2 3 x\na y 3\n", ":2", "'b 2 3 x'"),
+        ("a x 1\nb x 2 target 4\na y 3\n", ":2", "'b x 2 target 4'"),
         ("a x 1\na x 1\nb x 2\na y 3\n", "", "a x has more"),
     ],
 )

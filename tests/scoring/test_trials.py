@@ -76,6 +76,8 @@ def test_a_list_of_several_pieces(tmp_path):
         ("enrol,test,label\na,b,1\nc,d,0\na,b,0\n", ":4", "a b repeats line 2"),
         ("enrol,test,label\n", "", "no trials"),
         ("enrol,test\na,b\n", ":1", "'enrol,test'"),
+        ("enrol,test,label,sex\na,b,1,f\nLee, Ann,x,1,f\n", ":3", "Lee"),
+        ("sex,enrol,test,label\nf,a,b,1\na,b,1\n", ":3", "a, b, 1"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, line, value):
@@ -99,6 +101,17 @@ def test_lines_are_counted_across_blocks(tmp_path):
 def test_a_missing_list_is_one_line(tmp_path):
     with refuses(f"{tmp_path}/trials", error=FileNotFoundError):
         read_trials(tmp_path / "trials")
+    with refuses(tmp_path, "folder"):
+        read_trials(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_lists_of_windows_are_read(tmp_path, spelling, encoding):
+    text = SPELLINGS[spelling].removeprefix("\ufeff").replace("\n", "\r\n")
+    path = tmp_path / "trials"
+    path.write_bytes(text.encode(encoding))
+    assert read_trials(path).ids == ["a", "b", "x", "y"]
 
 
 def test_unknown_utterances_are_named(tmp_path):

@@ -128,6 +128,58 @@ def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
         divide_global_batch(**settings, limit=memory_for(limit))
 
 
+SINGLE = "a BatchNorm has one value of each crop"
+
+
+@pytest.mark.parametrize(
+    ("ask", "key", "values"),
+    [
+        ({"micro_batch": 1}, "runtime.micro_batch", (1, SINGLE, "use 2")),
+        ({"micro_batch": 1, "global_batch": 9}, "runtime.micro_batch", ("use 3",)),
+        # A rank has no second crop.
+        (
+            {"global_batch": 4, "world_size": 4},
+            "training.global_batch",
+            ("4 is a runtime.micro_batch of 1", SINGLE, "use 8"),
+        ),
+        ({"bn_batch": 1}, "training.bn_batch", (1, SINGLE, "use 2")),
+        # After 2 crops ran out of memory, there is no smaller size.
+        ({"below": 2}, "memory", (2, SINGLE)),
+    ],
+)
+def test_a_single_crop_is_refused_where_it_cannot_be_trained(ask, key, values):
+    settings = {"global_batch": 8, "world_size": 1} | ask
+    with refuses(key, *values):
+        divide_global_batch(
+            **settings, limit=memory_for(99), why_not_single=lambda: SINGLE
+        )
+    # Models without such a BatchNorm may be trained with it.
+    plan = divide_global_batch(**settings, limit=memory_for(99))
+    assert plan.micro_batch == 1
+
+
+def test_other_sizes_are_taken_without_asking_for_the_model():
+    def fail() -> str:
+        raise AssertionError("asked")
+
+    # Ranks that share BatchNorm's statistics have a crop each.
+    joined = {"global_batch": 4, "world_size": 4, **JOIN, "micro_batch": 1}
+    for settings in (joined, {"global_batch": 8, "world_size": 2}):
+        plan = divide_global_batch(
+            **settings, limit=memory_for(99), why_not_single=fail
+        )
+        assert plan.bn_batch == 4
+    # A smaller size after running out of memory is 2 crops at least.
+    plan = divide_global_batch(
+        global_batch=8,
+        world_size=1,
+        below=4,
+        limit=memory_for(99),
+        why_not_single=lambda: SINGLE,
+    )
+    assert plan.micro_batch == 2
+
+
 def test_saved_bytes_are_those_of_the_activations():
     layer = nn.Linear(100, 50, bias=False)
     constant = torch.ones(1000, requires_grad=True)

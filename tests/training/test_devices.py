@@ -1,5 +1,6 @@
 """GPUs that are asked for exist, or the training refuses to start."""
 
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -16,7 +17,10 @@ def machine(monkeypatch):
 
     def make(num_gpus: int, visible: str | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -109,6 +113,8 @@ def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for name in ("SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
     # without Slurm, the ranks of a host share its GPUs
     with refuses("--nproc", "4 ranks", "1 GPU"):
         start_ranks(timeout_minutes=1)
@@ -121,6 +127,163 @@ def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch
     assert ranks.device == first_gpu
     assert ranks.rank == 3
     assert ranks.local_size == 4
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible", "is_bound"),
+    [
+        # srun --gpus-per-task=1, and scripts that show each rank its own GPU
+        ({"SLURM_PROCID": "3", "LOCAL_RANK": "3"}, None, True),
+        ({"LOCAL_RANK": "3"}, "3", True),
+        ({"LOCAL_RANK": "3"}, None, False),
+        # torchrun's ranks share the GPU of their Slurm task
+        (
+            {"SLURM_PROCID": "0", "LOCAL_RANK": "3", "TORCHELASTIC_RUN_ID": "a"},
+            "0",
+            False,
+        ),
+        # torchrun --virtual-local-rank
+        ({"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}, "3", True),
+        # a command that starts ranks, in a batch script
+        ({"SLURM_PROCID": "0"}, "0", False),
+    ],
+)
+def test_ranks_that_see_their_own_gpu(
+    machine, monkeypatch, variables, visible, is_bound
+):
+    machine(1, visible)
+    for name in ("SLURM_PROCID", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refusal = refuses("--nproc", "4 ranks", "1 GPU found")
+    with nullcontext() if is_bound else refusal:
+        assert count_gpus(num_ranks=4) == 1
+
+
+CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+OLD_CARD_FIX = "pip install torch==2.11.0+cu126 --extra-index-url"
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "fix"),
+    [
+        ((7, 0), CU130, OLD_CARD_FIX),  # V100
+        ((6, 1), CU130, OLD_CARD_FIX),  # GTX 1080 Ti
+        ((5, 2), CU130, OLD_CARD_FIX),  # GTX 980
+        ((3, 7), CU126, "no build of it has them"),  # K80
+        ((12, 0), CU126, "install a newer build"),  # RTX 5090
+        ((10, 0), ["sm_90", "sm_90a", "compute_90a"], "install a newer build"),
+        ((7, 0), CU126, ""),
+        ((6, 1), CU126, ""),
+        ((8, 9), CU130, ""),  # RTX 4090, with the kernels of 8.6
+        ((12, 1), CU130, ""),
+        ((13, 0), CU130, ""),  # compiled by the driver
+        ((10, 3), ["sm_100f"], ""),
+        ((9, 0), ["sm_90a"], ""),
+        ((8, 0), [], ""),  # a torch that does not tell
+    ],
+)
+def test_a_card_without_kernels_is_refused(
+    machine, monkeypatch, capability, kernels, fix
+):
+    machine(2)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    number = "".join(map(str, capability))
+    what = ("GPU 0", f"Tesla V100 (sm_{number})", "torch 2.11.0+cu130 (CUDA 13.0)")
+    refusal = refuses(*what, " ".join(kernels), fix, '--gpus ""')
+    with refusal if fix else nullcontext():
+        assert count_gpus() == 2
+
+
+def test_only_the_cards_that_are_used_need_kernels(machine, monkeypatch):
+    """A workstation may have an old card for its screen."""
+    machine(2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda index: [(9, 0), (3, 5)][index]
+    )
+    assert count_gpus() == 2
+    with refuses("GPU 1", "sm_35"):
+        count_gpus(num_ranks=2)
+
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update"
+    " your GPU driver by downloading and installing a new version from the URL: ..."
+)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "text", "parts"),
+    [
+        ("13.0", OLD_DRIVER, ["found version 12020", "580 or newer", "cu126"]),
+        ("12.6", OLD_DRIVER, ["found version 12020", "525 or newer"]),
+        # no build for this driver
+        (
+            "13.0",
+            OLD_DRIVER.replace("12020", "11040"),
+            ["found version 11040); update it to 525 or newer, or use --gpus"],
+        ),
+        ("13.0", "Found no NVIDIA driver", ["Found no NVIDIA driver", "nvidia-smi"]),
+        ("13.0", "CUDA unknown error\n - maybe", ["unknown error - maybe"]),
+    ],
+)
+def test_a_driver_that_torch_cannot_use_is_one_line(
+    machine, monkeypatch, cuda, text, parts
+):
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    machine(1)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with refuses("GPU", f"CUDA {cuda}", *parts, "--device cpu"):
+        count_gpus()
+    assert count_gpus("cpu") == 0
+
+
+NCCL_TEXT = """NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage, NCCL version 2.27.5
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 50000"""
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "error", "parts"),
+    [
+        (
+            1,
+            torch.distributed.DistBackendError(NCCL_TEXT),
+            ["Duplicate GPU detected", "NCCL_DEBUG=INFO"],
+        ),
+        (
+            0,
+            torch.distributed.DistStoreError("Timed out after 61 seconds waiting\n..."),
+            ["Timed out after 61 seconds waiting; ", "output"],
+        ),
+        (0, RuntimeError("Gloo connectFullMesh failed"), ["connectFullMesh"]),
+    ],
+)
+def test_ranks_that_cannot_join_say_so_in_one_line(
+    machine, monkeypatch, num_gpus, error, parts
+):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    machine(num_gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", fail)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    handler = signal.getsignal(signal.SIGINT)
+    with refuses("rank 1 of 2", *parts):
+        start_ranks(timeout_minutes=1)
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import (
+    HParamsPluginData,  # pyright: ignore[reportAttributeAccessIssue] # made when imported
+)
 
 from speakerlab.training import monitor as monitor_module
 from speakerlab.training.monitor import Monitor
@@ -132,3 +137,33 @@ def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
     second.train_row(20, {"loss": 2.0})
     expected = [(10, 1.0), (20, 2.0)]
     assert scalars(tmp_path, "train/loss") == expected
+
+
+def test_the_configuration_is_shown_as_text_and_as_hyper_parameters(tmp_path):
+    exp = tmp_path / "campplus_tiny_s0"
+    settings = {"training.lr": 0.1, "seed": 3, "augment.speeds": [1.0, 0.9]}
+    settings |= {"data.noise": None, "runtime.deterministic": False}
+    options = {"config": "training:\n  lr: 0.1\n", "settings": settings}
+    for start_step in (0, 0, 20):
+        monitor = make_monitor(exp, start_step=start_step, **options)
+        monitor.train_row(start_step + 10, {"loss": 1.0})
+        monitor.close()
+
+    # The reader of the server, which also drops texts of an earlier start.
+    events = plugin_event_accumulator.EventAccumulator(str(exp / "tensorboard"))
+    events.Reload()
+    texts = events.Tensors("config")
+    # Twice from the beginning, of which TensorBoard keeps the last, and once from step 20.
+    assert [text.step for text in texts] == [1, 21]
+    shown = texts[0].tensor_proto.string_val[0].decode()
+    assert shown == "    training:\n      lr: 0.1"
+
+    content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    assert start.group_name == exp.name
+    assert start.hparams["training.lr"].number_value == 0.1
+    assert start.hparams["seed"].number_value == 3
+    assert start.hparams["augment.speeds"].string_value == "[1.0, 0.9]"
+    assert start.hparams["data.noise"].string_value == "None"
+    assert start.hparams["runtime.deterministic"].bool_value is False
+    assert len(start.hparams) == len(settings)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from refusals import refuses
 
+from speakerlab.core import process
 from speakerlab.training.precision import (
     OF_ALLOCATOR,
     Card,
@@ -122,6 +123,7 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
     for each in OF_ALLOCATOR:
         monkeypatch.setenv(each, "")  # also restores them
         monkeypatch.delenv(each)
+    monkeypatch.setattr(process, "is_on_wsl", lambda: False)
     if name:
         monkeypatch.setenv(name, "backend:native")
     apply_backend_settings(deterministic=False)
@@ -133,6 +135,15 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
     if name:
         expected = {name: "backend:native"}
     assert variables == expected
+
+
+def test_segments_do_not_grow_on_wsl(monkeypatch):
+    for name in OF_ALLOCATOR:
+        monkeypatch.setenv(name, "")  # also restores them
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(process, "is_on_wsl", lambda: True)
+    apply_backend_settings(deterministic=False)
+    assert not any(name in os.environ for name in OF_ALLOCATOR)
 
 
 @pytest.mark.parametrize("conv_tf32", [False, True])

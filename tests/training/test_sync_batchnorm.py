@@ -29,6 +29,8 @@ CASES = {
         (6,),
         (4, 4),
     ),
+    # A rank's own rows alone would have no variance.
+    "a row each": (lambda: nn.Sequential(nn.BatchNorm1d(6)), (6,), (1, 1)),
     "uneven": (lambda: nn.Sequential(nn.BatchNorm1d(5)), (5, 7), (3, 5)),
     "CAM++": (lambda: CAMPPlus(embed_dim=8, **SMALL), (40, 80), (4, 4)),
     "bf16": (lambda: nn.Sequential(nn.BatchNorm2d(3)), (3, 4, 5), (4, 4)),

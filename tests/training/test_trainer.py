@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from speakerlab.checkpoints.published import INITIAL
 from speakerlab.experiments import train
 from speakerlab.experiments.hardware import start_rank
 from speakerlab.training.signals import Signals
@@ -59,3 +60,25 @@ def test_convolutions_of_varying_shapes_are_not_autotuned(
     assert len(others) > 20
     assert not tuned.keys() & others.keys()
     assert torch.backends.cudnn.benchmark
+
+
+def test_a_new_run_forgets_the_initial_weights_of_an_earlier_one(
+    make_config, make_data_dir, tmp_path
+):
+    """A run with --init that ended before its first checkpoint; the next has no --init."""
+    folder = make_data_dir(speakers=range(6), seconds=[0.6, 0.7, 0.8])
+    config = make_config(
+        f"data.dir={folder.parent}",
+        "data.crop_seconds=0.5",
+        "data.valid_speakers=2",
+        "training.global_batch=8",
+        "runtime.num_workers=0",
+        "runtime.device=cpu",
+        "augment.noise_prob=0",
+        "augment.room_prob=0",
+    )
+    exp = tmp_path / "exp"
+    exp.mkdir()
+    (exp / INITIAL).touch()
+    train.start_training(exp, None, config, start_rank(config), Signals(print))
+    assert not (exp / INITIAL).exists()

@@ -1,8 +1,9 @@
 """Converting recordings of any format to 16 kHz mono FLAC.
 
-wav and flac files at 16 kHz are used as they are. Converted files are kept: an interrupted run
-continues. m4a and similar formats need PyAV (extra `aac`); the samples equal those of
-`ffmpeg -i IN -acodec pcm_s16le OUT.wav`, in number too, up to steps of 1 between decoder versions.
+wav and flac files at 16 kHz are used as they are if ranges of them can be read. Converted files are
+kept: an interrupted run continues. m4a and similar formats need PyAV (extra `aac`); the samples
+equal those of `ffmpeg -i IN -acodec pcm_s16le OUT.wav`, in number too, up to steps of 1 between
+decoder versions.
 """
 
 import importlib.util
@@ -11,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from egs.common.corpus.archives import progress_bar
-from egs.common.corpus.prepare import LeftOut
 from speakerlab.core.atomic import replacing
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
@@ -20,21 +20,6 @@ from speakerlab.data.convert import read_wave
 from speakerlab.data.tables import one_line
 
 SAMPLE_RATE = 16000
-# Of files that are converted, besides `audio.ENDINGS`, which are read as they are.
-CONVERTED_ENDINGS = (
-    ".mp3",
-    ".ogg",
-    ".opus",
-    ".m4a",
-    ".aac",
-    ".mp4",
-    ".webm",
-    ".aif",
-    ".aiff",
-    ".au",
-    ".caf",
-    ".w64",
-)
 MAX_NAME_BYTES = 200
 MIN_FILES_FOR_POOL = 32  # below this, starting processes costs more than it saves
 FILES_PER_TASK = 16
@@ -42,14 +27,14 @@ FILES_PER_TASK = 16
 
 def convert_all(
     wavs: Mapping[str, Path], folder: Path, *, num_jobs: int
-) -> tuple[dict[str, Path], LeftOut]:
-    """Return (utterance -> file to train from, files that cannot be converted).
+) -> tuple[dict[str, Path], dict[Path, str]]:
+    """Return (utterance -> file to train from, files that cannot be converted -> why).
 
     A file is converted again only if its source has changed since.
     """
     pairs = [(path, folder / f"{_short(name)}.flac") for name, path in wavs.items()]
     made: dict[str, Path] = {}
-    left_out: LeftOut = {}
+    left_out: dict[Path, str] = {}
     workers = num_jobs if len(pairs) >= MIN_FILES_FOR_POOL else 1
     results = map_in_processes(_convert, pairs, workers, chunk=FILES_PER_TASK)
     bar = progress_bar(
@@ -61,6 +46,28 @@ def convert_all(
         else:
             left_out[wavs[name]] = result
     return made, left_out
+
+
+def convert_coded(
+    wavs: Mapping[str, Path], folder: Path, *, num_jobs: int
+) -> tuple[dict[str, Path], dict[Path, str]]:
+    """Convert the recordings that are no wav or flac files; return as `convert_all`, all of them.
+
+    wav and flac files stay, at any sample rate.
+    """
+    coded: dict[str, Path] = {}
+    for name, path in wavs.items():
+        if path.suffix.lower() not in audio.ENDINGS:
+            coded[name] = path
+    if not coded:
+        return dict(wavs), {}
+    made, left_out = convert_all(coded, folder, num_jobs=num_jobs)
+    # In the order of the ids, without those that cannot be converted.
+    files: dict[str, Path] = {}
+    for name, path in wavs.items():
+        if name in made or name not in coded:
+            files[name] = made.get(name, path)
+    return files, left_out
 
 
 def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
@@ -94,7 +101,8 @@ def _convert(pair: tuple[Path, Path]) -> Path | str:
         times = path.stat()
         if target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns:
             return target
-        wave_S = read_wave(path, sample_rate=SAMPLE_RATE)
+        # Rooms and noise have levels that speech has not.
+        wave_S = read_wave(path, sample_rate=SAMPLE_RATE, check_levels=False)
     except (ValueError, OSError) as error:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:
@@ -105,10 +113,11 @@ def _convert(pair: tuple[Path, Path]) -> Path | str:
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether this is a wav or flac file at 16 kHz, by its header."""
+    """Return whether ranges of this wav or flac file can be read, at 16 kHz."""
     if path.suffix.lower() not in audio.ENDINGS:
         return False
     try:
-        return audio.read_info(path).sample_rate == SAMPLE_RATE
+        info = audio.read_info(path)
     except ValueError:
         return False
+    return info.sample_rate == SAMPLE_RATE and info.has_index

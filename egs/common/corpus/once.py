@@ -27,6 +27,7 @@ def prepare_once(
     inputs = inputs_of(script, args)
     if is_prepared(data, inputs):
         return
+    refuse_other_corpus(data, args)
     with data_alone(data):
         if is_prepared(data, inputs):  # by the process that had the lock
             return
@@ -38,6 +39,20 @@ def prepare_once(
             name for name, stamp in stamps_of(data).items() if stamp != before.get(name)
         ]
         done.record(data / PREPARED, inputs, outputs=written)
+
+
+def refuse_other_corpus(data: Path, args: argparse.Namespace) -> None:
+    """Raise ValueError if data directories were prepared from another corpus: keep both."""
+    record = data / PREPARED
+    prepared_from = done.read_record(record).get("corpus")
+    # What a recipe makes itself is the same in any folder.
+    if args.makes_corpus or prepared_from in (None, str(args.corpus)):
+        return
+    raise ValueError(
+        f"--corpus: {args.corpus}, but {data} was prepared from {prepared_from}; give"
+        f" each corpus folders of its own (run.sh: --data {data}_{args.corpus.name} and"
+        f" another --exp), or remove {record} to replace the data here"
+    )
 
 
 def is_prepared(data: Path, inputs: dict[str, object]) -> bool:

@@ -8,13 +8,20 @@ import re
 import shutil
 import signal
 import sys
-from collections import deque
+import unicodedata
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from egs.common.corpus.convert_audio import convert_coded
 from egs.common.corpus.fetch import download_noise_and_rooms
-from egs.common.corpus.once import PREPARED, data_alone, prepare_once
+from egs.common.corpus.once import (
+    PREPARED,
+    data_alone,
+    prepare_once,
+    refuse_other_corpus,
+)
 from egs.common.corpus.sources import (
     ARCHIVES,
     NONE,
@@ -22,9 +29,12 @@ from egs.common.corpus.sources import (
     resolve_sources,
     source,
 )
+from speakerlab.bin.command import prepare_output
 from speakerlab.core import process
+from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import Faults
-from speakerlab.data.audio import ENDINGS, require_file
+from speakerlab.core.leftovers import is_leftover, name_leftovers
+from speakerlab.data.audio import ALL_ENDINGS, ENDINGS, require_file
 from speakerlab.data.banks import KIND_TABLE, KINDS
 from speakerlab.data.tables import (
     Trial,
@@ -34,6 +44,7 @@ from speakerlab.data.tables import (
     write_table,
 )
 
+MAX_ENDINGS = 5  # in a line about files with other endings
 LeftOut = dict[Path, str]  # files that are not used -> why, in one line
 Finder = Callable[
     [Path], tuple[dict[str, Path], LeftOut]
@@ -90,6 +101,8 @@ def run(
         format="%(message)s", level=logging.INFO
     )  # a lock that is waited for
     downloading = args.download or args.download_noise
+    use_utf8()
+    prepare_output()
     try:
         if args.num_jobs < 1:
             raise ValueError(f"--num-jobs: must be at least 1, not {args.num_jobs}")
@@ -112,6 +125,8 @@ def run(
 
 def _download(args: argparse.Namespace, download: Callable[[], None]) -> None:
     """Download what is missing, with the lock of the data directories that wait for it."""
+    if args.data is not None:
+        refuse_other_corpus(args.data, args)
     with ExitStack() as lock:
         # Data that has been prepared waits for nothing, and may belong to another user.
         if args.data is not None and not (args.data / PREPARED).exists():
@@ -130,21 +145,20 @@ def walk(
     """Return (files below `folder` with one of the suffixes, sorted; those that cannot be used).
 
     Links are followed. A folder with several paths is read once, under its real name if possible.
+    What systems and editors leave is skipped. Prints a line about skipped files and folders and, if
+    any audio is wanted, one about files with other endings.
     """
     if not folder.is_dir():
         return [], {}
-    files: list[Path] = []
-    hollow: list[
-        Path
-    ] = []  # folders named like audio files; an error unless they hold audio
+    content = _Content(tuple(suffixes))
+    # Folders named like audio files; an error unless they hold audio.
+    hollow: list[Path] = []
     left_out: LeftOut = {}
-    pending, seen = (
-        deque([folder]),
-        {_inode(parent) for parent in folder.resolve().parents},
-    )
+    pending = deque([folder])
+    seen = {_inode(parent) for parent in folder.resolve().parents}
     while pending:
         here = pending.popleft()
-        if here != folder and _looks_like(here, suffixes):
+        if here != folder and content.is_wanted(here):
             hollow.append(here)
         try:
             inode = _inode(here)
@@ -153,20 +167,71 @@ def walk(
             left_out[here] = f"{one_line(here)}: cannot be listed: {error.strerror}"
             continue
         seen.add(inode)
-        pending.extendleft(sorted(path for path, kind in entries if kind == "folder"))
-        pending.extend(
-            sorted(path for path, kind in entries if kind == "link to a folder")
-        )
-        files += [
-            path
-            for path, kind in entries
-            if kind == "file" and _looks_like(path, suffixes)
-        ]
-    parents = {parent for path in files for parent in path.parents} if hollow else set()
-    for path in {*files, *hollow} - parents:
-        if fault := _file_fault(path):
+        folders, links = content.add(entries)
+        pending.extendleft(sorted(folders))
+        pending.extend(sorted(links))
+
+    parents: set[Path] = set()
+    if hollow:
+        for path in content.files:
+            parents.update(path.parents)
+    for path in {*content.files, *hollow} - parents:
+        fault = _file_fault(path)
+        if fault:
             left_out[path] = fault
-    return sorted(path for path in files if path not in left_out), left_out
+    content.report(folder)
+    return sorted(path for path in content.files if path not in left_out), left_out
+
+
+class _Content:
+    """Files below a folder, by what they are."""
+
+    def __init__(self, suffixes: tuple[str, ...]) -> None:
+        self.suffixes = suffixes  # of wanted files
+        self.files: list[Path] = []
+        self.leftovers: list[str] = []  # names of files and whole folders
+        self.others: list[Path] = []  # files with other endings
+
+    def is_wanted(self, path: Path) -> bool:
+        return path.name.lower().endswith(self.suffixes)
+
+    def add(self, entries: Iterable[tuple[Path, str]]) -> tuple[list[Path], list[Path]]:
+        """Add the content of a folder; return its folders, and its links to folders."""
+        folders: list[Path] = []
+        links: list[Path] = []
+        for path, kind in entries:
+            if is_leftover(path.name):
+                self.leftovers.append(path.name)
+            elif kind == "folder":
+                folders.append(path)
+            elif kind == "link to a folder":
+                links.append(path)
+            elif self.is_wanted(path):
+                self.files.append(path)
+            else:
+                self.others.append(path)
+        return folders, links
+
+    def report(self, folder: Path) -> None:
+        """Print a line about leftovers and, if any audio is wanted, one about other endings."""
+        where = one_line(folder)
+        if self.leftovers:
+            print(f"{where}: skipped {name_leftovers(self.leftovers)}")
+        takes_any_audio = set(ALL_ENDINGS) <= set(self.suffixes)
+        if self.others and takes_any_audio:
+            text = f"skipped {len(self.others)} files with other endings"
+            print(f"{where}: {text}, {_count_endings(self.others)}")
+
+
+def _count_endings(paths: Iterable[Path]) -> str:
+    """Return the most frequent endings of file names with their numbers."""
+    endings = Counter(path.suffix.lower() or "without ending" for path in paths)
+    counts: list[str] = []
+    for ending, count in endings.most_common(MAX_ENDINGS):
+        counts.append(f"{count} {one_line(ending)}")
+    if len(endings) > MAX_ENDINGS:
+        counts.append("...")
+    return ", ".join(counts)
 
 
 def _entry(entry: os.DirEntry[str]) -> tuple[Path, str]:
@@ -184,10 +249,6 @@ def _inode(path: Path) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _looks_like(path: Path, suffixes: Collection[str]) -> bool:
-    return path.name.lower().endswith(tuple(suffixes))
-
-
 def _file_fault(path: Path) -> str | None:
     try:
         require_file(path)
@@ -201,7 +262,7 @@ def find_audio(folder: Path) -> tuple[dict[str, Path], LeftOut]:
 
     Raise FileNotFoundError if there are none.
     """
-    paths, left_out = walk(folder)
+    paths, left_out = walk(folder, ALL_ENDINGS)
     files: dict[str, Path] = {}
     for path in paths:
         name = make_id(path.relative_to(folder))
@@ -234,8 +295,13 @@ def refuse_nothing(
 
 
 def make_id(name: Path | str) -> str:
-    """Return a path as one word: blanks and control characters become '_'."""
-    return re.sub(r"[\s\x00-\x1f\x7f]", "_", str(name))
+    """Return a path as one word: blanks and control characters become '_'.
+
+    Unicode is composed (NFC): macOS writes an accent as a character of its own, other systems do
+    not, and both spellings of a name are one id.
+    """
+    composed = unicodedata.normalize("NFC", str(name))
+    return re.sub(r"[\s\x00-\x1f\x7f]", "_", composed)
 
 
 def id_fault(name: str, path: Path, files: Mapping[str, Path]) -> str | None:
@@ -253,17 +319,23 @@ def write_set(
     speakers: Mapping[str, str] | None = None,
     trials: Mapping[str, Sequence[Trial]] | None = None,
     left_out: LeftOut | None = None,
+    not_used: LeftOut | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Sequence[str]] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a data directory and print its counts; `left_out` goes to its rejected.tsv."""
+    """Write a data directory and print its counts.
+
+    left_out: files that cannot be used. not_used: files that could be, but teach nothing; the
+    limits of `speakerlab check` do not count them. Both go to rejected.tsv.
+    """
     write_data_dir(
         folder,
         wavs=wavs,
         speakers=speakers,
         trials=trials,
         nameless=left_out,
+        not_used=not_used,
         columns=columns,
         enroll=enroll,
         about=about,
@@ -300,6 +372,11 @@ def write_noise_and_rooms(
     ):
         if folder is not None and folder != NONE:
             wavs, left_out = find(folder)
+            # Crops of noise and rooms are read at random, at 16 kHz.
+            wavs, broken = convert_coded(
+                wavs, data / f"{name}_wav", num_jobs=len(os.sched_getaffinity(0))
+            )
+            left_out |= broken
             write_set(data / name, wavs=wavs, left_out=left_out)
             if name == "noise":
                 write_kinds(data / name, wavs)

@@ -1,0 +1,36 @@
+"""Progress bars of long work: on a terminal and in notebooks, never in a log file."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+# Module of the kernels of Jupyter, VS Code and Colab, whose output is not a terminal.
+NOTEBOOK_KERNEL = "ipykernel.zmqshell"
+
+
+def progress_bar(
+    items: Iterable[Any] | None = None,
+    *,
+    total: int | None = None,
+    unit: str,
+    text: str | None = None,
+    shown: bool = True,
+) -> Any:
+    """Return a bar of tqdm over `items` or up to `total`.
+
+    unit: what is counted, in the plural. text: stands before the bar. shown: False for no bar.
+    """
+    # The first import takes a tenth of a second, and most commands show no bar.
+    from tqdm.auto import tqdm
+
+    disable: bool | None = not shown
+    if shown and NOTEBOOK_KERNEL not in sys.modules:
+        # None shows the bar only on a terminal.
+        disable = None
+    return tqdm(
+        items,
+        total=total,
+        unit=f" {unit}",
+        desc=text,
+        disable=disable,
+    )

@@ -1,0 +1,118 @@
+"""Checkpoints as they come: formats, wrappers and prefixes are read, other files are named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from refusals import refuses
+from safetensors.torch import save_file
+from torch import nn
+
+from speakerlab.checkpoints.foreign_files import opened, read_tensors
+
+TENSORS = {"a.weight": torch.ones(2, 3), "b.bias": torch.arange(3)}
+
+
+def with_prefix(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in TENSORS.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TENSORS,
+        {"state_dict": TENSORS, "epoch": 3},
+        {"model": TENSORS, "optimizer": {"lr": 0.1}, "step": torch.tensor(3)},
+        {"model_state_dict": with_prefix("module."), "loss": 0.5},
+        {"state_dict": {"model": TENSORS}},
+        with_prefix("module._orig_mod."),
+        with_prefix("_orig_mod.module."),
+    ],
+)
+def test_tensors_are_found_in_what_training_saves(content, tmp_path):
+    path = tmp_path / "a.pt"
+    for is_zip in (True, False):
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        tensors = read_tensors(path)
+        assert tensors.keys() == TENSORS.keys()
+        assert torch.equal(tensors["b.bias"], TENSORS["b.bias"])
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "pytorch_model.bin"])
+def test_safetensors_are_read_whatever_their_name(name, tmp_path):
+    save_file(with_prefix("module."), tmp_path / name)
+    tensors = read_tensors(tmp_path / name)
+    assert tensors.keys() == TENSORS.keys()
+    with opened(tmp_path) as checkpoint:
+        assert checkpoint.file == tmp_path / name
+
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-8])
+    with refuses(str(tmp_path / name), "not a safetensors file", "copy it again"):
+        read_tensors(tmp_path / name)
+
+
+POINTER = b"""version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 28036335
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (POINTER, "Git LFS"),
+        (b"\n<!DOCTYPE html>\n<title>404</title>", "web page"),
+        (b'<?xml version="1.0"?><Error>AccessDenied</Error>', "web page"),
+        (b"", "empty"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.bin", "a.safetensors", "a.tar.gz", "a.zip"])
+def test_other_files_in_the_place_of_a_checkpoint_are_named(
+    name, content, reason, tmp_path
+):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with refuses(str(path), reason), opened(path) as checkpoint:
+        read_tensors(checkpoint.file)
+
+
+def test_a_checkpoint_cut_short_is_called_incomplete(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save(TENSORS, path)
+    content = path.read_bytes()
+    for size in (len(content) // 2, len(content) - 10):
+        path.write_bytes(content[:size])
+        with refuses(str(path), "incomplete", "download it again"):
+            read_tensors(path)
+
+
+def test_a_pickled_model_is_named_with_the_way_out(tmp_path):
+    path = tmp_path / "a.pt"
+    for content in (nn.Linear(2, 3), {"model": nn.Linear(2, 3), "epoch": 1}):
+        torch.save(content, path)
+        with refuses(str(path), "torch.nn.modules.linear.Linear", "state_dict()"):
+            read_tensors(path)
+
+
+def test_tensors_of_8_bits_are_refused(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.zeros(3).to(torch.float8_e4m3fn)}, path)
+    with refuses(str(path), "'w' has 8 bits"):
+        read_tensors(path)
+
+
+def test_our_own_model_folder_needs_no_import(publish_to, tmp_path: Path):
+    folder, _, _ = publish_to("model")
+    with refuses(str(folder), "model folder of speakerlab"), opened(folder):
+        pass
+
+
+def test_a_published_model_without_git_lfs_is_named(publish_to):
+    from speakerlab.checkpoints.published import load_published
+
+    folder, _, _ = publish_to("model")
+    weights = folder / "embedder.safetensors"
+    weights.write_bytes(POINTER)
+    with refuses(str(weights), "git lfs pull"):
+        load_published(folder)

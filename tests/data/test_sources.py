@@ -1,0 +1,159 @@
+"""Open files of every kind: the recording, or one line that says what an open file needs."""
+
+import gzip
+import io
+import socket
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refuses
+from voices import make_wave
+
+from speakerlab.data import audio
+from speakerlab.data.convert import read_wave
+
+RATE = 16000
+WAVE_S = make_wave(0, 0, 1.0)
+FLAC = audio.encode(WAVE_S, RATE, "FLAC")
+
+
+class Upload:
+    """An open file as tempfile.SpooledTemporaryFile was before Python 3.11."""
+
+    def __init__(self, content: bytes) -> None:
+        file = io.BytesIO(content)
+        self.read = file.read
+        self.seek = file.seek
+        self.tell = file.tell
+
+
+class Stream:
+    """An open file that can only be read, as the answer of a server."""
+
+    def __init__(self, content: bytes) -> None:
+        self.read = io.BytesIO(content).read
+
+
+class AsyncUpload:
+    """An open file of a web framework: its own methods are coroutines, `file` is plain."""
+
+    def __init__(self, content: bytes) -> None:
+        self.file = io.BytesIO(content)
+
+    async def read(self, size: int = -1) -> bytes:
+        return self.file.read(size)
+
+
+def decode(source) -> np.ndarray:
+    with audio.stream(source) as (rate, blocks):
+        assert rate == RATE
+        return np.concatenate(list(blocks))
+
+
+@pytest.mark.parametrize("kind", [Upload, Stream, AsyncUpload, io.BytesIO])
+def test_objects_with_few_methods_are_read(kind, capfd):
+    assert np.array_equal(decode(kind(FLAC)), WAVE_S)
+    wave_S = read_wave(kind(FLAC), sample_rate=RATE)
+    assert np.array_equal(wave_S, WAVE_S / np.float32(32768))
+    assert capfd.readouterr().err == ""
+
+
+def test_files_of_the_standard_library_are_read(tmp_path: Path):
+    path = tmp_path / "a.flac"
+    path.write_bytes(FLAC)
+    with gzip.open(tmp_path / "a.gz", "wb") as zipped:
+        zipped.write(FLAC)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(path, "a.flac")
+    with (
+        path.open("rb") as buffered,
+        path.open("rb", buffering=0) as raw,
+        path.open("r+b") as updated,
+        gzip.open(tmp_path / "a.gz") as unzipped,
+        zipfile.ZipFile(tmp_path / "a.zip").open("a.flac") as member,
+        tempfile.NamedTemporaryFile() as named,
+        tempfile.SpooledTemporaryFile() as spooled,
+        tempfile.TemporaryFile() as unnamed,
+    ):
+        # Written, but not to the disk yet.
+        for file in (named, spooled, unnamed):
+            file.write(FLAC)
+        files = (buffered, raw, updated, unzipped, member, named, spooled, unnamed)
+        for file in files:
+            assert np.array_equal(decode(file), WAVE_S), file
+        # The files stay open, and a second reading begins at the start.
+        for file in (*files[:3], *files[5:]):
+            assert np.array_equal(decode(file), WAVE_S), file
+
+
+def test_a_file_that_was_read_before_begins_again():
+    for file in (io.BytesIO(FLAC), Upload(FLAC)):
+        file.read()
+        assert np.array_equal(decode(file), WAVE_S)
+
+
+def test_a_socket_is_read():
+    client, server = socket.socketpair()
+    with client, server.makefile("rb") as file:
+        client.sendall(FLAC[:20000])
+        client.shutdown(socket.SHUT_WR)
+        with refuses("audio (BufferedReader)"):
+            decode(file)
+    server.close()
+
+
+class Broken(Upload):
+    """An open file whose connection breaks."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(FLAC)
+        self.error = error
+        self.read = self.fail
+
+    def fail(self, size: int = -1) -> bytes:
+        if size == 0:
+            return b""
+        raise self.error
+
+
+class Wrong:
+    """An open file that gives something else than bytes."""
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+    def read(self, size: int = -1) -> object:
+        return self.content if size else b""
+
+
+def test_what_is_no_open_binary_file_is_refused_in_one_line(tmp_path: Path, capfd):
+    path = tmp_path / "a.flac"
+    path.write_bytes(FLAC)
+    closed = path.open("rb")
+    closed.close()
+    with (
+        path.open(encoding="latin-1") as text,
+        (tmp_path / "b").open("wb") as written,
+        gzip.open(path) as no_archive,
+    ):
+        for source, value in (
+            (text, "'rb'"),
+            (io.StringIO("text"), "'rb'"),
+            (closed, "closed"),
+            (written, "'rb'"),
+            (no_archive, "'rb'"),
+            (Broken(ConnectionResetError("reset by peer")), "reset by peer"),
+            (Broken(RuntimeError()), "RuntimeError"),
+            (Wrong("text"), "'rb'"),
+            (Wrong(None), "NoneType"),
+            (io.BytesIO(), "0 bytes"),
+            (io.BytesIO(b"no audio" * 99), "not readable audio"),
+        ):
+            for read in (decode, lambda source: read_wave(source, sample_rate=RATE)):
+                with refuses(audio.name_of(source), value) as caught:
+                    read(source)
+                assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err

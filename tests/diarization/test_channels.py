@@ -1,0 +1,90 @@
+"""Cross-talk is removed from the channels of a call; speech at the same time stays."""
+
+import numpy as np
+from voices import RATE, make_wave
+
+from speakerlab.diarization.channels import remove_cross_talk
+
+SECONDS = 12
+
+
+def make_speaker(seed: int, *turns: tuple[float, float]) -> np.ndarray:
+    """White noise with syllables, in the turns: the sound of one speaker has no other's."""
+    rng = np.random.default_rng(seed)
+    wave_S = 3000 * rng.standard_normal(SECONDS * RATE)
+    time_S = np.arange(len(wave_S)) / RATE
+    is_turn_S = np.zeros(len(wave_S), dtype=bool)
+    for start, end in turns:
+        is_turn_S |= (time_S >= start) & (time_S < end)
+    return wave_S * (0.6 + 0.4 * np.sin(2 * np.pi * 4 * time_S)) * is_turn_S
+
+
+def leak(wave_S: np.ndarray, gain: float) -> np.ndarray:
+    """Return the sound of a channel in another one: later, quieter and filtered."""
+    response_S = np.zeros(200)
+    response_S[[120, 140, 199]] = gain, gain / 2, -gain / 3
+    return np.convolve(wave_S, response_S)[: len(wave_S)]
+
+
+def own_regions(first_S, second_S, first_regions, second_regions):
+    rng = np.random.default_rng(9)
+    waves = []
+    for wave_S in (first_S, second_S):
+        noisy_S = wave_S + 5 * rng.standard_normal(len(wave_S))
+        waves.append(np.clip(noisy_S, -32768, 32767).astype(np.int16))
+    return remove_cross_talk(
+        waves,
+        [first_regions, second_regions],
+        sample_rate=RATE,
+    )
+
+
+def test_a_copy_of_the_other_channel_is_removed():
+    caller_S = make_speaker(0, (0, 4), (8, 12))
+    agent_S = make_speaker(1, (4, 8))
+    heard_S = agent_S + leak(caller_S, 0.1)
+    # The energy of the agent's channel is that of both speakers.
+    first, second = own_regions(caller_S, heard_S, [(0, 4), (8, 12)], [(0.0, 12.0)])
+    assert first == [(0, 4), (8, 12)]
+    ((start, end),) = second
+    assert abs(start - 4) <= 0.25
+    assert abs(end - 8) <= 0.25
+
+    # A channel that hears only the other one has no speech.
+    first, second = own_regions(caller_S, leak(caller_S, 0.1), [(0, 4)], [(0, 4)])
+    assert first == [(0, 4)]
+    assert second == []
+
+
+def test_both_channels_at_the_same_time_have_speech():
+    caller_S = make_speaker(0, (0, 12))
+    # Quieter than the other channel, but no copy of it.
+    agent_S = 0.2 * make_speaker(1, (3, 6))
+    regions = [(0.0, 12.0)], [(3.0, 6.0)]
+    assert own_regions(caller_S, agent_S, *regions) == [[(0.0, 12.0)], [(3.0, 6.0)]]
+    # With cross-talk below the speech.
+    heard_S = agent_S + leak(caller_S, 0.03)
+    regions = [(0.0, 12.0)], [(0.0, 12.0)]
+    _, second = own_regions(caller_S, heard_S, *regions)
+    ((start, end),) = second
+    assert abs(start - 3) <= 0.25
+    assert abs(end - 6) <= 0.25
+
+
+def test_of_equal_channels_the_first_has_the_speech():
+    wave_S = make_wave(0, 0, 3.0)
+    regions = [(0.0, 3.0)]
+    waves = [wave_S, wave_S.copy()]
+    kept = remove_cross_talk(waves, [regions, regions], sample_rate=RATE)
+    assert kept == [[(0.0, 3.0)], []]
+
+
+def test_silent_channels_and_short_regions():
+    wave_S = make_wave(0, 0, 1.0)
+    silent_S = np.zeros_like(wave_S)
+    kept = remove_cross_talk(
+        [wave_S, silent_S],
+        [[(0.0, 0.1), (0.5, 1.0)], []],
+        sample_rate=RATE,
+    )
+    assert kept == [[(0.0, 0.1), (0.5, 1.0)], []]

@@ -1,0 +1,92 @@
+"""Models that are loaded before a process forks, as servers and `multiprocessing` do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models_on_disk import publish_xvector
+from refusals import refuses
+from voices import RATE, make_wave
+
+import speakerlab
+from speakerlab.bin import export
+from speakerlab.data import audio
+from speakerlab.inference.torch_model import TorchModel
+
+# With more threads than one, the parent has threads that its forks lack.
+FORK = """
+import multiprocessing, os, sys, threading
+import numpy as np
+import speakerlab
+model = speakerlab.load(sys.argv[1], device=sys.argv[2])
+file = sys.argv[3]
+of_parent = model.embed(file)
+
+def embed(number):
+    return model.embed(file)
+
+def embed_many():
+    emb_ND = model.embed_many([file, file])
+    assert np.allclose(emb_ND[0], of_parent, atol=1e-5), "another embedding"
+    return emb_ND
+
+child = os.fork()
+if child == 0:
+    # Also in a thread that begins after the fork, as those of a server.
+    thread = threading.Thread(target=embed_many)
+    embed_many()
+    thread.start()
+    thread.join()
+    sys.stdout.flush()
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for emb_D in pool.map(embed, range(4)):
+        assert np.allclose(emb_D, of_parent, atol=1e-5)
+assert np.array_equal(model.embed(file), of_parent)
+print("done")
+"""
+
+
+def run_fork(model: Path, device: str) -> None:
+    file = model.with_name("a.wav")
+    audio.write(file, make_wave(0, 0, 3.0), RATE)
+    finished = subprocess.run(
+        [sys.executable, "-c", FORK, str(model), device, str(file)],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.stdout == "done\n", finished.stderr
+
+
+def test_a_model_embeds_after_a_fork(tmp_path):
+    run_fork(publish_xvector(tmp_path / "exp"), "cpu")
+
+
+@pytest.mark.slow
+def test_an_exported_model_embeds_after_a_fork(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    exp = publish_xvector(tmp_path / "exp")
+    export.main([str(exp), "--out", str(tmp_path / "a.onnx")])
+    run_fork(tmp_path / "a.onnx", "auto")
+
+
+def test_a_model_on_a_gpu_is_refused_after_a_fork(tmp_path, monkeypatch):
+    """Without a GPU: only the name of the device is another, and no process is forked."""
+    exp = publish_xvector(tmp_path / "exp")
+    model = speakerlab.load(exp, device="cpu")
+    runtime = model.runtime
+    assert isinstance(runtime, TorchModel)
+    monkeypatch.setattr(runtime, "device", torch.device("cuda"))
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    with refuses(str(exp), "load the model after the fork"):
+        model.embed(make_wave(0, 0, 2.0))
