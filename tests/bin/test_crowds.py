@@ -279,7 +279,7 @@ def test_two_calibrations_into_one_copy(trained, data, crowd, tmp_path):
     assert calibration["source"] == "test: 4 speakers, 12 recordings"
     expected = load_published(trained).sha256
     assert load_published(out).sha256 == expected
-    assert names_in(out) == ["config.yaml", "model"]
+    assert names_in(out) == [".copy.lock", "config.yaml", "model"]
 
 
 def test_two_means_published_to_one_folder(trained, crowd, tmp_path):

@@ -192,7 +192,8 @@ def write_speakers(corpus: Path, number: int) -> Path:
         folder = corpus / f"s{speaker:02d}"
         folder.mkdir(parents=True)
         for take in range(2):
-            wave_S = make_wave(speaker % 20, take, 0.5)
+            # No two are equal: copies of a recording would be left out.
+            wave_S = make_wave(speaker % 20, take + 2 * (speaker // 20), 0.5)
             audio.write(folder / f"{take}.wav", wave_S, RATE)
     return corpus
 
@@ -289,12 +290,15 @@ def test_file_names_that_no_table_can_hold_are_left_out_and_the_others_kept(
         "日本語.wav",
         "#1.WAV",
         "%s|.wav",
-        ".hidden.wav",
     ]
+    hidden = ".hidden.wav"
     bad = ["new\nline.wav", os.fsdecode(b"\xff\xfe.wav"), "\x1b[31m\x85.wav\n.wav"]
     speaker = corpus / "s00"
-    for name in (*good, *bad):
-        shutil.copy(speaker / "0.wav", speaker / name)
+    for take, name in enumerate((*good, *bad, hidden), start=10):
+        wave_S = make_wave(0, take, 0.5)
+        # Under another name first: libsndfile does not write to some of these.
+        audio.write(tmp_path / "new.wav", wave_S, RATE)
+        shutil.move(tmp_path / "new.wav", speaker / name)
     linked = corpus / "s01"
     (linked / "dangling.wav").symlink_to("nowhere.wav")
     (linked / "circle.wav").symlink_to("circle.wav")
@@ -313,6 +317,7 @@ def test_file_names_that_no_table_can_hold_are_left_out_and_the_others_kept(
     assert len(set(listed)) == len(listed)
     for name in good:
         assert speaker / name in listed
+    assert speaker / hidden not in listed
     # The two broken links are rejected too.
     expected = len(bad) + 2
     assert len(read_rejected(data / "train")) == expected

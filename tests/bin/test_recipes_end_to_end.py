@@ -22,6 +22,7 @@ KEYS = {
     "system",
     "eer",
     "eer_untrained",
+    "fine_tuned",
     "eer_ci95",
     "min_dcf",
     "cllr",
