@@ -174,7 +174,8 @@ def diarize(
         step_seconds=step_seconds,
         progress=progress,
     )
-    found: list[Found] = []
+    # Of the one wave or of each channel, which share no speaker.
+    speakers_of_waves: list[WaveSpeakers] = []
     for place, speech in zip(waves, speech_of):
         speakers_of_wave = _find_speakers(
             speech,
@@ -183,8 +184,11 @@ def diarize(
             max_speakers=max_speakers,
             where=place,
         )
-        found.append(speakers_of_wave)
-    segments, speakers = _join_channels(found) if channels == "each" else found[0]
+        speakers_of_waves.append(speakers_of_wave)
+    if channels == "each":
+        segments, speakers = _join_channels(speakers_of_waves)
+    else:
+        segments, speakers = speakers_of_waves[0]
     # A recording without speech is no error: its diarization has no segments.
     if not segments:
         log.warning("%s: no speech was found", name_of(audio))
@@ -223,20 +227,21 @@ def _spool(
             source_rate=source_rate,
             channels=channels,
         )
+    # Hours of silence are common on one side of a call, so levels are no errors here.
     for place, wave_S in waves.items():
         warn_of_levels(wave_S, sample_rate=sample_rate, where=place)
     return waves
 
 
 # Segments, and the mean embedding of each speaker, in order of appearance.
-Found = tuple[list[Segment], dict[str, np.ndarray]]
+WaveSpeakers = tuple[list[Segment], dict[str, np.ndarray]]
 
 
-def _join_channels(found: Sequence[Found]) -> Found:
+def _join_channels(speakers_of_waves: Sequence[WaveSpeakers]) -> WaveSpeakers:
     """Join the results of all channels; speakers are named by their channel."""
     all_segments: list[Segment] = []
     all_speakers: dict[str, np.ndarray] = {}
-    for number, (segments, speakers) in enumerate(found, start=1):
+    for number, (segments, speakers) in enumerate(speakers_of_waves, start=1):
         names = {name: f"channel{number}-{name}" for name in speakers}
         # Most channels of calls have one speaker.
         if len(names) == 1:
@@ -255,7 +260,7 @@ def _find_speakers(
     min_speakers: int,
     max_speakers: int,
     where: str,
-) -> Found:
+) -> WaveSpeakers:
     """Cluster the windows of a wave."""
     if not speech.windows:
         return [], {}

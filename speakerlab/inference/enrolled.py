@@ -41,6 +41,7 @@ def add_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with _one_thread, alone(lock):
+        # Read under the lock: another process may have added speakers a moment ago.
         stored: Speakers = {}
         if path.exists():
             stored = read_speakers(path, model_sha256=model_sha256)

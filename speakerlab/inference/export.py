@@ -198,6 +198,7 @@ def _ticking(bar: Any) -> Iterator[None]:
     """Show the seconds of a bar whose steps are long, so that nobody thinks that it hangs."""
     ended = Event()
 
+    # torch does not say how far it is, so only the time passes.
     def tick() -> None:
         while not ended.wait(SECONDS_PER_TICK):
             bar.refresh()

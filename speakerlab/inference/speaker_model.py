@@ -323,6 +323,7 @@ class SpeakerModel:
             wave_S, _ = self._read_speech(recording, sample_rate, channels)
             return wave_S
 
+        # Read when their turn comes, so that many recordings need little memory.
         reads = [partial(read, recording) for recording in recordings]
         emb_ND = self.embed_many(reads, check_levels=False)
         unit_ND = unit_rows(emb_ND, ids)
@@ -442,6 +443,7 @@ class SpeakerModel:
             write_speakers(file, self.speakers, model_sha256=self.sha256)
             return
         names = [add] if isinstance(add, str) else add
+        # Check all names before the file is touched.
         added: dict[str, np.ndarray] = {}
         for name in names:
             if name not in self.speakers:
@@ -536,6 +538,7 @@ class SpeakerModel:
         check_levels: bool = True,
     ) -> np.ndarray:
         """Read a recording at the model's rate."""
+        # A function reads a recording when its turn comes.
         if callable(source):
             source = source()
         return read_wave(

@@ -59,6 +59,7 @@ def find_speech(
 
 def warn_of_little_speech(wave_S: np.ndarray, *, sample_rate: int, where: str) -> float:
     """Return the seconds of speech in a recording; warn if they are below MIN_SPEECH_SECONDS."""
+    # By energy: Silero VAD may not be installed, and would take longer than the embedding.
     seconds = 0.0
     for start, end in find_speech(wave_S, sample_rate=sample_rate):
         seconds += end - start
