@@ -64,9 +64,13 @@ def wait_steps(options: argparse.Namespace) -> Iterator[Step]:
 
 
 def end_to_end(settings: Sequence[str]) -> Step:
-    names = [".".join(["end_to_end", model, *settings]) for model in MODELS]
-    rows = [name + end for name in names for end in ("", ".data_wait")]
-    arguments = ["--precision=bf16", *(["--set", *settings] if settings else [])]
+    rows: list[str] = []
+    for model in MODELS:
+        name = ".".join(["end_to_end", model, *settings])
+        rows += [name, f"{name}.data_wait"]
+    arguments = ["--precision=bf16"]
+    if settings:
+        arguments += ["--set", *settings]
     return Step("end_to_end", rows, arguments)
 
 

@@ -97,10 +97,15 @@ def reason_not_to_train(speakers: dict[str, str]) -> str | None:
 
 def choose_test_speakers(speakers: dict[str, str]) -> set[str]:
     """Return a fifth of the speakers with several utterances, chosen by a hash of their names."""
-    groups = group_by_speaker(speakers)
-    several = [name for name, rows in groups.items() if len(rows) >= MIN_UTTERANCES]
-    count = min(max(MIN_TEST, round(TEST_SHARE * len(several))), MAX_TEST)
-    return set(sorted(several, key=stable_hash)[:count])
+    with_several: list[str] = []
+    for name, utterances in group_by_speaker(speakers).items():
+        if len(utterances) >= MIN_UTTERANCES:
+            with_several.append(name)
+    count = round(TEST_SHARE * len(with_several))
+    count = max(count, MIN_TEST)
+    count = min(count, MAX_TEST)
+    in_random_order = sorted(with_several, key=stable_hash)
+    return set(in_random_order[:count])
 
 
 def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:

@@ -17,7 +17,7 @@ from egs.common.corpus.archives import progress_bar
 from egs.common.corpus.convert_audio import FILES_PER_TASK, MIN_FILES_FOR_POOL
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio, levels
-from speakerlab.data.convert import MIN_OTHER_PEAK, MIN_OTHER_SHARE
+from speakerlab.data.convert import differ_from
 from speakerlab.data.tables import one_line
 
 MIN_SECONDS = 0.3
@@ -138,15 +138,14 @@ def examine(path: Path) -> Facts | str:
 
 
 def has_other_sound(wave_SC: np.ndarray, channel: int) -> bool:
-    """Return whether a channel is no louder or quieter copy of this one, as `read_wave` does."""
+    """Return whether another channel is more than a louder or quieter copy of this one."""
     wave_CS = wave_SC.T.astype(np.float32) / audio.FULL_SCALE
-    power_C = np.einsum("cs,cs->c", wave_CS, wave_CS)
-    product_C = wave_CS @ wave_CS[channel]
-    copied_C = product_C**2 / max(float(power_C[channel]), 1e-12)
-    differs_C = power_C - copied_C > MIN_OTHER_SHARE * power_C
-    if wave_CS.size:
-        differs_C &= np.abs(wave_CS).max(axis=1) > MIN_OTHER_PEAK
-    differs_C[channel] = False
+    differs_C = differ_from(
+        channel,
+        power_C=np.einsum("cs,cs->c", wave_CS, wave_CS),
+        product_C=wave_CS @ wave_CS[channel],
+        peak_C=np.abs(wave_CS).max(axis=1, initial=0.0),
+    )
     return bool(differs_C.any())
 
 

@@ -99,9 +99,11 @@ def find_parts(corpus: Path) -> tuple[dict[str, Part], LeftOut]:
 
 
 def _add(wavs: dict[str, Path], path: Path, names: tuple[str, ...]) -> None:
-    utterance = "/".join((*names[:2], path.stem + ".wav"))
-    there = wavs.get(utterance)
-    if there is None or _rank(path) < _rank(there):
+    """Add a file under its utterance; of the formats of an utterance, the best one counts."""
+    speaker, video = names[:2]
+    utterance = f"{speaker}/{video}/{path.stem}.wav"
+    other = wavs.get(utterance)
+    if other is None or _rank(path) < _rank(other):
         wavs[utterance] = path
 
 

@@ -212,7 +212,7 @@ def plan_cards(
 
 
 def formats(config: "Config", card_gb: float) -> list[str]:
-    """Return the formats to plan a card with: the configured one, or those that it may use."""
+    """Return the formats to plan a card with: the configured format, or all that it can use."""
     if config.runtime.precision != "auto":
         return [config.runtime.precision]
     return ["fp32", "fp16" if lacks_bf16(card_gb) else "bf16"]

@@ -109,6 +109,26 @@ def warn_of_levels(wave_S: np.ndarray, *, sample_rate: int, where: str) -> None:
         log.warning("%s: %s; check the recording", where, fault)
 
 
+def differ_from(
+    channel: int,
+    power_C: np.ndarray,
+    product_C: np.ndarray,
+    peak_C: np.ndarray,
+) -> np.ndarray:
+    """Return whether each channel has other sound than `channel`, (C,).
+
+    A louder or quieter copy has no other sound. product_C: products with `channel`, summed over the
+    samples, as are the powers.
+    """
+    copied_C = np.zeros(len(power_C))
+    if power_C[channel] > 0:
+        copied_C = product_C**2 / power_C[channel]
+    differs_C = power_C - copied_C > MIN_OTHER_SHARE * power_C
+    differs_C &= peak_C > MIN_OTHER_PEAK
+    differs_C[channel] = False
+    return differs_C
+
+
 class _Reading:
     """Channels of a recording to read, and statistics of its samples, block by block."""
 
@@ -173,21 +193,17 @@ class _Reading:
     def _compare(self, all_SC: np.ndarray) -> None:
         """Add a block to the statistics of all channels."""
         first_S = all_SC[:, 0]
-        self.power_C = self.power_C + np.einsum("sc,sc->c", all_SC, all_SC)
+        block_power_C = np.einsum("sc,sc->c", all_SC, all_SC)
+        block_peak_C = np.abs(all_SC).max(axis=0)
+        # New arrays, because the first ones are for a single channel.
+        self.power_C = self.power_C + block_power_C
         self.product_C = self.product_C + first_S @ all_SC
-        self.peak_C = np.maximum(self.peak_C, np.abs(all_SC).max(axis=0))
+        self.peak_C = np.maximum(self.peak_C, block_peak_C)
 
-    def other_channel(self) -> int | None:
-        """Return the number of a channel with other sound than the first; None if none has."""
-        copied_C = np.zeros(len(self.power_C))
-        if self.power_C[0] > 0:
-            copied_C = self.product_C**2 / self.power_C[0]
-        differs_C = self.power_C - copied_C > MIN_OTHER_SHARE * self.power_C
-        differs_C &= self.peak_C > MIN_OTHER_PEAK
-        differs_C[0] = False
-        if not differs_C.any():
-            return None
-        return int(differs_C.argmax()) + 1
+    def has_other_channel(self) -> bool:
+        """Return whether a channel has other sound than the first one."""
+        differs_C = differ_from(0, self.power_C, self.product_C, self.peak_C)
+        return bool(differs_C.any())
 
     def refuse_silence(self, index: int = 0) -> None:
         """Raise ValueError if all samples of a channel that was read are equal."""
@@ -211,7 +227,7 @@ class _Reading:
 
     def warn_of_other_channel(self) -> None:
         """Warn if the first channel was read by default, and another one has other sound."""
-        if self.channels is None and self.other_channel() is not None:
+        if self.channels is None and self.has_other_channel():
             log.warning(
                 "%s: has %d channels that differ, and only channel 1 was read; choose"
                 " with %s",

@@ -276,7 +276,7 @@ def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
         # soundfile begins its messages with "Error opening <file>: ".
         reason = str(error).split(": ", 1)[-1]
         problem = f"is not readable audio: '{reason}'"
-        # Of a format unknown to libsndfile, PyAV knows better what is wrong.
+        # If libsndfile does not know the format, the message of PyAV says more.
         is_unknown = error.code == UNKNOWN_FORMAT
         return AvDecoder(file, where, unreadable=None if is_unknown else problem)
     if decoder.sound.subtype.startswith("MPEG") and decoder.sound.format != "MP3":

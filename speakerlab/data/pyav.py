@@ -223,5 +223,5 @@ class _Seekable:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong, without the name of the file."""
+    """Return the message of an error of PyAV, without the file name that PyAV adds."""
     return getattr(error, "strerror", None) or str(error)

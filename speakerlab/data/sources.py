@@ -33,6 +33,8 @@ MAX_ABOVE_ROUND = 256
 # Or just a huge number: few recordings of hours are cut in their first percent.
 HUGE_LENGTH = 1 << 28
 HUGE_RATIO = 100
+# One in 200 lengths is as near to a round number by chance, so a smaller one must be far too long.
+ROUND_RATIO = 4
 
 
 def name_of(source: object) -> str:
@@ -113,11 +115,13 @@ def find_wav_length(file: BinaryFile) -> tuple[int, int] | None:
 
 def _is_placeholder(stated: int, present: int) -> bool:
     """Return whether the length in a header is a number that a program writes before it knows."""
+    is_huge = stated >= HUGE_LENGTH
     for unit in ROUND_NUMBERS:
         nearest = max(round(stated / unit), 1) * unit
-        if -MAX_BELOW_ROUND <= stated - nearest <= MAX_ABOVE_ROUND:
+        is_round = -MAX_BELOW_ROUND <= stated - nearest <= MAX_ABOVE_ROUND
+        if is_round and (is_huge or stated > ROUND_RATIO * present):
             return True
-    return stated >= HUGE_LENGTH and stated > HUGE_RATIO * present
+    return is_huge and stated > HUGE_RATIO * present
 
 
 def require_file(path: str | Path) -> None:

@@ -242,7 +242,7 @@ class AfterStep:
             return
         metrics = self.validate()
         if metrics is None:
-            # The state is still that of the checkpoint, so it need not be saved.
+            # The state has not changed since the checkpoint: there is nothing to save.
             requests = self._gather_requests()
             raise Stopped(requests.signal_number, self.state.step)
         self.save_if_due(now=False, metrics=metrics)

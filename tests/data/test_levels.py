@@ -11,6 +11,7 @@ from speakerlab.data import audio
 from speakerlab.data.levels import find_fault, find_padding, measure
 
 RATE = 16000
+SYLLABLES_PER_SECOND = 4
 BESIDE = Path(__file__).parents[3] / "shared"
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", BESIDE))
 
@@ -19,9 +20,13 @@ def make_speech(speaker: int = 0, seconds: float = 3.0, rate: int = RATE) -> np.
     """A harmonic voice, int16, with four syllables a second and pauses between words."""
     wave_S = make_wave(speaker, 0, seconds, rate)
     time_S = np.arange(len(wave_S)) / rate
-    syllables_S = 0.55 + 0.45 * np.sin(2 * np.pi * 4 * time_S)
-    words_S = np.where(time_S % 1.0 < 0.8, 1.0, 0.01)
-    return (wave_S * syllables_S * words_S).astype(np.int16)
+    phase_S = 2 * np.pi * SYLLABLES_PER_SECOND * time_S
+    syllables_S = 0.55 + 0.45 * np.sin(phase_S)
+    # The last fifth of each second is a pause.
+    is_word_S = time_S % 1.0 < 0.8
+    words_S = np.where(is_word_S, 1.0, 0.01)
+    speech_S = wave_S * syllables_S * words_S
+    return speech_S.astype(np.int16)
 
 
 def fault_of(wave_S: np.ndarray, rate: int = RATE) -> str | None:

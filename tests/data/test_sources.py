@@ -14,6 +14,7 @@ from voices import make_wave
 
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
+from speakerlab.data.sources import refuse_cut
 
 RATE = 16000
 WAVE_S = make_wave(0, 0, 1.0)
@@ -157,3 +158,24 @@ def test_what_is_no_open_binary_file_is_refused_in_one_line(tmp_path: Path, capf
                     read(source)
                 assert "\n" not in str(caught.value)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stated", "present", "is_refused"),
+    [
+        (1 << 24, 64000, False),  # a program did not know the length yet
+        (1 << 24, 8_000_000, True),  # a file cut in half, of a round length by chance
+        (1 << 30, 600_000_000, False),
+        (2_000_000_000, 64000, False),
+        (300_000_000, 2_000_000, False),  # huge
+        (128000, 64000, True),
+    ],
+)
+def test_a_length_that_no_recording_has_is_no_sign_of_a_cut(
+    stated: int, present: int, is_refused: bool
+) -> None:
+    if is_refused:
+        with refuses("a.wav", f"after {present} of {stated} bytes"):
+            refuse_cut(stated, present, "bytes", "a.wav")
+    else:
+        refuse_cut(stated, present, "bytes", "a.wav")

@@ -287,7 +287,7 @@ def test_models_that_need_two_crops_are_found(layers, reason):
 
 
 def test_a_micro_batch_of_one_is_no_advice_for_such_models():
-    """Only one crop fits: other models may be told to use it."""
+    """Where one crop fits, it is advised only for models that can be trained with it."""
     needs = made_of(200)
     for model, is_advised in (("campplus_tiny", False), ("xvector", True)):
         config = config_of(model, "training.global_batch=64")

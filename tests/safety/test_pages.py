@@ -196,10 +196,15 @@ def der(path: Path, names: list[str]) -> None:
 
 def timeline(path: Path, names: list[str]) -> None:
     """Linked to a recording beside the page with the most hostile name that a file can have."""
-    segments = [Segment(i / 2, i / 2 + 0.4, name, 0.5) for i, name in enumerate(names)]
-    matches = {name: Match(name, 0.7, 0.5, is_known=False) for name in names}
-    emb = {name: np.ones(2) for name in names}
-    diarization = Diarization(names[7], 100.0, segments, emb, matches)
+    segments = []
+    matches = {}
+    speakers = {}
+    for index, name in enumerate(names):
+        start = index / 2
+        segments.append(Segment(start, start + 0.4, name, 0.5))
+        matches[name] = Match(name, 0.7, 0.5, is_known=False)
+        speakers[name] = np.ones(2)
+    diarization = Diarization(names[7], 100.0, segments, speakers, matches)
     written = path.with_suffix(".flac")
     recording = path.with_name(file_name(names))
     audio.write(written, make_wave(0, 0, 1.0), RATE)

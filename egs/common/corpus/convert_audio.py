@@ -62,7 +62,7 @@ def convert_coded(
     if not coded:
         return dict(wavs), {}
     made, left_out = convert_all(coded, folder, num_jobs=num_jobs)
-    # In the order of the ids, without those that cannot be converted.
+    # In the order of the ids; files that cannot be converted are left out.
     files: dict[str, Path] = {}
     for name, path in wavs.items():
         if name in made or name not in coded:
