@@ -18,7 +18,7 @@ exp=                          # DIR: the experiment, with a calibrated copy of t
 hardware=auto                 # PRESET: cpu: the same as --gpus ""
 set=()                        # KEY=VALUE: frontend.sample_rate=8000, if the model is for another rate
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ -n $job || $nnodes != 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
+if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
 
 name=${init%/} name=${name%/model}
 exp=${exp:-$recipe/exp/${name##*[/:]}}

@@ -6,14 +6,12 @@
     python3 egs/common/environment.py make --torch cpu       # without CUDA: 1 GB instead of 5
 
 The active Python (`python3` of PATH) is used if it has the requirements, else .venv, else .venv is
-made, with the build of PyTorch for this machine's NVIDIA GPUs and driver. Messages go to stderr, so
-that a shell can read the path:
+made, with the build of PyTorch for this machine (speakerlab/core/torch_builds.py). Messages go to
+stderr, so that a shell can read the path:
 
-    export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-    python=$(python3 "$root/egs/common/environment.py" run)
+    python=$(python3 egs/common/environment.py run)
 
-Callers set PYTHONPATH to the root of the repository, as above, because the package `speakerlab`
-itself need not be installed.
+Callers set PYTHONPATH to the root of the repository, because the package need not be installed.
 
 An old system Python may start this file, and then has to find a newer one. Therefore the file uses
 only the standard library and the syntax of Python 3.6, where newer types of annotations are quoted.
@@ -21,7 +19,6 @@ only the standard library and the syntax of Python 3.6, where newer types of ann
 
 import argparse
 import fcntl
-import importlib
 import os
 import platform
 import re
@@ -31,10 +28,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-THIS_FILE = str(Path(__file__).resolve())
+TORCH_BUILDS = str(ROOT / "speakerlab/core/torch_builds.py")
 VENV = ROOT / ".venv"
 VENV_PYTHON = str(VENV / "bin/python")
 VENV_LOCK = ROOT / ".venv.lock"  # beside .venv, which may be replaced
@@ -45,76 +41,17 @@ SECTIONS = {
     "test": ["dependencies", "report", "onnx", "aac", "vad", "dev"],
 }
 
-# Modules that are imported before tests, to see that they work.
-TESTED_MODULES = (
-    "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr"
-    " matplotlib jinja2 tqdm"
-)
-
-
-class Build(NamedTuple):
-    """A build of the torch in requirements.txt, the cards that it has kernels for, its needs."""
-
-    name: str  # of its index at download.pytorch.org; "" for pip's own index
-    # Capabilities: the oldest, and the first that is too new.
-    cards: "tuple[float, float]"
-    driver: int  # the oldest of NVIDIA's drivers that runs it
-    size: str
-
-
-# Best first: another build is only taken for cards that the one before has no kernels for, or for
-# an older driver. Cards: github.com/pytorch/pytorch/blob/main/RELEASE.md, for release 2.11 on x86
-# (CUDA 12.6: 5.0 to 9.0; 12.8 and 13.0: 7.5 to 12.0). Drivers:
-# docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html.
-CUDA_SIZE = "download 3 GB, disk 5 GB"
-BUILDS = [
-    Build("", (7.5, 13.0), 580, CUDA_SIZE),
-    Build("cu126", (5.0, 10.0), 525, CUDA_SIZE),
-    Build("cu128", (7.5, 13.0), 525, CUDA_SIZE),
-]
-CPU_BUILD = Build("cpu", (0.0, 0.0), 0, "download 0.4 GB, disk 1 GB")
-PYTORCH_INDEX = "https://download.pytorch.org/whl/"
-PIP_INDICES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-NVIDIA_SMI_SECONDS = 60
-INSTALL = "docs/install.md"
-
 # Interpreters that may make .venv, best first. The newest comes late, as packages support it late.
-BASES = [
-    "python3",
-    "python3.13",
-    "python3.12",
-    "python3.11",
-    "python3.10",
-    "python3.14",
-    "python",
-]
+NEWER = ("python3.13", "python3.12", "python3.11", "python3.10", "python3.14")
+BASES = ("python3", *NEWER, "python")
 
 
 def main() -> None:
     """Run the command of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "command",
-        choices=["run", "test", "make"],
-        help=(
-            "run: print the path of a Python with all requirements; test: also with the"
-            " development tools; make: make or complete .venv for development"
-        ),
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="only check the Python that runs this file",
-    )
-    parser.add_argument(
-        "--torch",
-        choices=["auto", "cpu"],
-        default="auto",
-        help=(
-            "build of PyTorch in a new environment; auto: for the GPUs and the driver"
-            " of this machine; cpu: without CUDA, 1 GB instead of 5"
-        ),
-    )
+    parser.add_argument("command", choices=["run", "test", "make"])
+    parser.add_argument("--torch", choices=["auto", "cpu"], default="auto")
+    parser.add_argument("--check", action="store_true", help="only this interpreter")
     options = parser.parse_args()
     purpose = "run" if options.command == "run" else "test"
 
@@ -138,8 +75,6 @@ def find_python(purpose: str, torch: str) -> str:
     if active is not None:
         python = check_python(active, purpose)
         if python is not None:
-            if purpose == "test":
-                report(f"using {python}")
             return python
 
     if os.access(VENV_PYTHON, os.X_OK):
@@ -159,7 +94,7 @@ def check_python(python: str, purpose: str) -> "str | None":
     """
     try:
         check = subprocess.run(  # noqa: UP022 - Python 3.6 has no capture_output
-            [python, THIS_FILE, purpose, "--check"],
+            [python, __file__, purpose, "--check"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -194,10 +129,6 @@ def check_this_python(purpose: str) -> None:
         (packages,) = re.findall(rf"\n{section} = \[(.*?)\]\n", pyproject, re.DOTALL)
         for name, oldest in re.findall(r'"([\w-]+)[>=]=([0-9.]+)', packages):
             require(name, oldest, installed_version(name))
-
-    if purpose == "test":
-        for module in TESTED_MODULES.split():
-            importlib.import_module(module)
     print(sys.executable)
 
 
@@ -223,104 +154,6 @@ def numbers(version: str) -> "list[int]":
     return [int(number) for number in text.split(".")]
 
 
-# The build of PyTorch for this machine
-
-
-class Gpu(NamedTuple):
-    """A GPU as nvidia-smi reports it."""
-
-    name: str
-    capability: float  # 7.0 for sm_70; 0 if the driver is too old to know it
-    driver: int  # 535 for 535.104.05
-
-
-def choose_build(torch: str) -> Build:
-    """Return the build of torch with kernels for most GPUs of this machine, and report why.
-
-    torch: `auto`, or `cpu` for the build without CUDA.
-    """
-    gpus = find_gpus()
-    if torch == "cpu":
-        for gpu in gpus[:1]:
-            report(f"--torch cpu: {gpu.name} will not be used")
-        return CPU_BUILD
-    # The user has chosen a build by the settings of pip, with PyTorch's index or a mirror of it.
-    if any("/whl/" in os.environ.get(name, "") for name in PIP_INDICES):
-        return BUILDS[0]
-    if not gpus:
-        report(
-            "no NVIDIA GPU found; --torch cpu takes PyTorch without CUDA:"
-            f" {CPU_BUILD.size}"
-        )
-        return BUILDS[0]
-
-    driver = gpus[0].driver
-    builds = [build for build in BUILDS if build.driver <= driver] or BUILDS[1:2]
-    # `max` returns the first of several.
-    chosen = max(builds, key=lambda build: sum(runs_on(build, gpu) for gpu in gpus))
-    if chosen.driver > driver:
-        report(
-            f"NVIDIA driver {driver} is too old for any build of this PyTorch: update"
-            f" it to {chosen.driver} or newer, or use --torch cpu"
-        )
-    for gpu in gpus:
-        if not runs_on(chosen, gpu):
-            report(f"{gpu.name}: this PyTorch has no kernels for it (see {INSTALL})")
-    if chosen.name:
-        version = chosen.name.replace("cu12", "CUDA 12.")
-        cards = sorted({gpu.name for gpu in gpus})
-        report(f"PyTorch for {version}, for {', '.join(cards)}, driver {driver}")
-    return chosen
-
-
-def runs_on(build: Build, gpu: Gpu) -> bool:
-    """Return whether a build has kernels for a card."""
-    oldest, too_new = build.cards
-    # For a card of unknown capability, the driver alone decides.
-    return gpu.capability == 0 or oldest <= gpu.capability < too_new
-
-
-def find_gpus() -> "list[Gpu]":
-    """Return the GPUs that nvidia-smi reports; none if it is missing or fails."""
-    names = ask_nvidia_smi("name", "(.+)")
-    drivers = ask_nvidia_smi("driver_version", r"\b(\d{3,})\.\d")
-    # Drivers before 510 do not know this field.
-    capabilities = ask_nvidia_smi("compute_cap", r"\b(\d{1,2}\.\d)\b")
-    gpus = []
-    for index, driver in enumerate(drivers):
-        capability = capabilities[index] if index < len(capabilities) else "0"
-        name = names[index] if index < len(names) else "GPU"
-        gpus.append(Gpu(name, float(capability), int(driver)))
-    return gpus
-
-
-def ask_nvidia_smi(field: str, pattern: str) -> "list[str]":
-    """Return a field of each GPU, the part that matches in each line; none if nvidia-smi fails."""
-    try:
-        query = subprocess.run(  # noqa: UP022 - Python 3.6 has no capture_output
-            ["nvidia-smi", "--query-gpu=" + field, "--format=csv,noheader"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=NVIDIA_SMI_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if query.returncode != 0:
-        return []
-    return re.findall(pattern, os.fsdecode(query.stdout))
-
-
-def torch_requirement(build: Build) -> "list[str]":
-    """Return pip's options for a build of the torch in requirements.txt."""
-    if not build.name:
-        return []
-    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    (pinned,) = re.findall(r"^torch==[0-9.]+", text, re.MULTILINE)
-    # Without the name of the build, pip would keep another build that is installed.
-    index = PYTORCH_INDEX + build.name
-    return [f"{pinned}+{build.name}", "--extra-index-url", index]
-
-
 # Making .venv
 
 
@@ -333,13 +166,12 @@ def make_venv(purpose: str, torch: str) -> str:
             if python is not None:
                 return python
 
-        build = choose_build(torch)
         report(
-            "installing PyTorch, the rest of requirements.txt and speakerlab into"
-            f" {VENV}: {build.size}, some minutes without output"
+            f"installing requirements.txt and speakerlab into {VENV}: some minutes"
+            " without output"
         )
         create_venv(base)
-        install_packages(purpose, build)
+        install_packages(purpose, torch)
         python = check_python(VENV_PYTHON, purpose)
         if python is None:
             sys.exit(f"env: {VENV} is incomplete; remove it and try again")
@@ -364,9 +196,8 @@ def find_base() -> str:
 
 def create_venv(base: str) -> None:
     """Create .venv, or replace one that is broken, or keep the packages of one that works."""
-    options = []
-    if VENV.exists() and not succeeds(VENV_PYTHON, "-c", ""):
-        options = ["--clear"]
+    is_broken = VENV.exists() and not succeeds(VENV_PYTHON, "-c", "")
+    options = ["--clear"] if is_broken else []
     creation = subprocess.run(
         [base, "-m", "venv", *options, str(VENV)],
         stdout=subprocess.PIPE,
@@ -382,12 +213,13 @@ def create_venv(base: str) -> None:
         sys.exit(f"env: {VENV} has no pip; {remedy}")
 
 
-def install_packages(purpose: str, build: Build) -> None:
-    """Install the pinned requirements, with this build of torch, and this package into .venv."""
+def install_packages(purpose: str, torch: str) -> None:
+    """Install the pinned requirements, with a build of torch, and this package into .venv."""
+    build = subprocess.check_output([VENV_PYTHON, TORCH_BUILDS, "--torch", torch])
     package = f"{ROOT}[dev]" if purpose == "test" else str(ROOT)
-    requirements = str(ROOT / "requirements.txt")
-    options = ["-q", "--disable-pip-version-check", "-r", requirements, "-e", package]
-    options += torch_requirement(build)
+    options = ["-q", "--disable-pip-version-check"]
+    options += ["-r", str(ROOT / "requirements.txt"), "-e", package]
+    options += os.fsdecode(build).split()
     pip = subprocess.Popen(
         [VENV_PYTHON, "-m", "pip", "install", *options], stdout=sys.stderr
     )

@@ -10,7 +10,7 @@ stop_stage=6    # 0-6: last stage
 dry_run=false   # true|false: print the commands without running them
 gpus=auto       # NUMBERS: "0 1 2 3", a rank on each; "" for the CPU; auto: the first GPU, if any
 nproc=          # 1-1024: ranks on this host (default: one for each of --gpus)
-nnodes=1        # 1-4096: hosts; run the same command on each, with its own --node-rank
+nnodes=         # 1-4096: hosts; run the same command on each, with its own --node-rank (default: 1)
 node_rank=      # 0-4095: number of this host, from 0
 rdzv=           # HOST:PORT: address of node rank 0
 wait_minutes=10 # 0-100000: stage 5 on node rank 0 fails if other hosts finish nothing for so long
@@ -85,7 +85,7 @@ set_option() { # OPTION NAME KIND VALUE: check a value of this kind, and set the
 check_options() { # set `ranks`, the options of train, `processes`, of extract, and `devices`, of others
   if ((stop_stage < stage)); then die "--stop-stage: $stop_stage is before --stage $stage"; fi
   if ((stage == 4 || stop_stage == 4)) && [[ ${large_margin:=true} == false ]]; then die '--large-margin false: not with stage 4'; fi
-  if [[ -n $job && ($stage != "$stop_stage" || $stage != [25] || $nnodes != 1) ]]; then
+  if [[ -n $job && ($stage != "$stop_stage" || $stage != [25] || $nnodes -gt 1) ]]; then
     die "--job $job: needs exactly stage 2 or 5 of one host; add --stage 2 --stop-stage 2"
   fi
   if [[ ${hardware:=auto} == cpu && $gpus == auto ]]; then gpus=''; fi
@@ -96,9 +96,7 @@ check_options() { # set `ranks`, the options of train, `processes`, of extract, 
   if ((nnodes > 1)) && [[ -z $node_rank ]]; then die '--node-rank: missing; number the hosts from 0'; fi
   if ((nnodes > 1)); then processes+=(--job "$((node_rank + 1))/$nnodes"); fi
   if ((nnodes > 1)) && [[ $node_rank == 0 ]]; then processes+=(--wait-minutes "$wait_minutes"); fi
-  if [[ $nnodes$node_rank$rdzv != 1 ]]; then
-    ranks+=(--nnodes "$nnodes" ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"})
-  fi
+  ranks+=(${nnodes:+--nnodes "$nnodes"} ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"})
 }
 
 check_training() { # LAYER...: check the training before hours of work; set `banks`, noise and rooms to check

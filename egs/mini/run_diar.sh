@@ -21,7 +21,7 @@ data=$recipe/data_diar # DIR: the data directories
 exp=                   # DIR: the experiment (default: exp/MODEL_sSEED, that of verification)
 hardware=auto          # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ -n $job || $nnodes != 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
+if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
 if [[ -n $init && $large_margin == true ]]; then
   die "--large-margin, --stage 4: no model is trained with --init $init; leave it out"
 fi

@@ -4,7 +4,8 @@
     folds.py pool --data DIR --folds K --exp EXP
 
 `split` writes `DIR/fold1/train`, `DIR/fold1/test` and so on: the test set has the speakers of the
-fold, the training set all others. `DIR/all` has all speakers, and the trials of all test sets.
+fold, the training set all others. `DIR/all/train` and `DIR/all/test` have all speakers, and the
+trials of all test sets.
 `pool` scores each test set with the model EXP-foldI, which was not trained on its speakers; it
 writes the scores before and after fine-tuning into `EXP/folds`, and the calibration of the model in
 EXP, which is trained on all speakers.
@@ -38,6 +39,7 @@ from speakerlab.scoring.score_files import write_scores
 MIN_SPEAKERS = 5  # with several utterances
 SPEAKERS_PER_FOLD = 2  # a single speaker has no non-target trials
 RECORD = ".folds"  # in DIR: the inputs of the last split
+BANKS = ("noise", "rirs")  # for augmentation, shared by all folds
 
 
 def split(data: Path, num_folds: int, *, seed: int = 1) -> None:
@@ -46,14 +48,17 @@ def split(data: Path, num_folds: int, *, seed: int = 1) -> None:
     inputs = {"wavs": done.digest(wavs), "speakers": done.digest(speakers)}
     inputs |= {"folds": num_folds, "seed": seed}
     record = data / RECORD
+    folders = [data / f"fold{number}" for number in range(1, num_folds + 1)]
+    everything = data / "all"
     with data_alone(data):
+        for folder in [*folders, everything]:
+            link_banks(data, folder)
         if done.is_done(record, inputs):
             print(f"{data}: already split into {num_folds} folds, kept")
             return
         done.forget(record)
         trials: list[Trial] = []
-        for number, fold in enumerate(choose_folds(speakers, num_folds), start=1):
-            folder = data / f"fold{number}"
+        for folder, fold in zip(folders, choose_folds(speakers, num_folds)):
             test = {name: who for name, who in speakers.items() if who in fold}
             train = {name: who for name, who in speakers.items() if who not in fold}
             fold_trials = make_trials(test, seed=seed)
@@ -69,13 +74,23 @@ def split(data: Path, num_folds: int, *, seed: int = 1) -> None:
                 speakers=test,
                 trials={"trials": fold_trials},
             )
+        write_set(everything / "train", wavs=wavs, speakers=speakers)
         write_set(
-            data / "all",
+            everything / "test",
             wavs=wavs,
             speakers=speakers,
             trials={"trials": sorted(trials)},
         )
         done.record(record, inputs)
+
+
+def link_banks(data: Path, folder: Path) -> None:
+    """Let a fold use the noise and the room impulse responses of DIR."""
+    folder.mkdir(exist_ok=True)
+    for name in BANKS:
+        link = folder / name
+        if (data / name).is_dir() and not link.is_symlink():
+            link.symlink_to(Path("..") / name)
 
 
 def read_prepared(data: Path) -> tuple[dict[str, Path], dict[str, str]]:

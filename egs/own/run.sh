@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Your recordings, one folder per speaker: fine-tunes a trained model (--init), or trains one.
 #   bash egs/own/run.sh --corpus DIR --init MODEL
-#   bash egs/own/run_folds.sh --corpus DIR --init MODEL                   # 5 to 20 speakers
+#   bash egs/own/run.sh --corpus DIR --init MODEL --folds 5               # 5 to 20 speakers
 #   bash egs/own/run.sh --corpus DIR --stage 3 --stop-stage 3 --dry-run   # print the command
 # Read whole before it runs, so that you may edit it meanwhile.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
@@ -14,6 +14,7 @@ model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
 init=               # MODEL: fine-tune this experiment, model folder or hub:NAME
+folds=1             # 1-20: cross-validation over speakers in so many parts; see README.md
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
 corpus=             # DIR: your recordings, DIR/SPEAKER/*.wav or other formats
@@ -28,6 +29,9 @@ hardware=auto       # PRESET: conf/hardware/PRESET.yaml, or the path of a file l
 parse_options "${BASH_SOURCE[0]}" "$@"
 if [[ $task != ssl && -n $method ]]; then die "--method $method: only with --task ssl; leave it out"; fi
 if [[ $task == ssl && $large_margin == true ]]; then die '--large-margin, --stage 4: not with --task ssl'; fi
+if ((folds > 1)) && [[ -z $init || $task$large_margin$job$nnodes != sv ]]; then
+  die '--folds: needs --init, and one host; not with --task ssl, --large-margin or --job'
+fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
 config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
@@ -37,6 +41,7 @@ if [[ -n $init && $task == sv ]]; then
   config=("$init/config.yaml" "$recipe/conf.yaml" finetune/own_data) # first the model's own
 fi
 if [[ $task == ssl ]]; then config+=("ssl/${method:=simclr}") name+=_$method; fi
+if ((folds > 1)); then name=${name/%_own_data/_folds} set=(data.valid_speakers=0 "${set[@]}"); fi # all train
 if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
@@ -75,15 +80,7 @@ if stage 2 'decode and pack audio'; then
   fi
 fi
 
-if [[ -f $too_few ]]; then
-  if stage 3 calibration; then
-    if [[ -z $init ]]; then die "stage 3: $(<"$too_few"); give a model with --init, or more recordings"; fi
-    run speakerlab calibrate --model "$init" --data "$data/train" --out "$exp"
-  fi
-  say "stages 4 to 6: skipped, $(<"$too_few")"
-  say 'to fine-tune on 5 speakers or more, with cross-validation: bash egs/own/run_folds.sh'
-  exit
-fi
+if ((folds > 1)) || [[ -f $too_few ]]; then source "$recipe/few_speakers.sh"; fi # instead of the rest
 
 if stage 3 training; then
   run speakerlab train --exp "$exp" --config "${config[@]}" "${machine[@]}" ${init:+--init "$init"} \

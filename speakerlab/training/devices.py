@@ -7,16 +7,10 @@ import warnings
 import torch
 
 from speakerlab.core import process
+from speakerlab.core.torch_builds import CUDA_12_6, CUDA_13_0, PYTORCH_INDEX, Build
 
 # Numbers of the GPUs that CUDA shows to this process. Set by --gpus; -1 means none.
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-# The build of torch with kernels for the oldest cards (capability 5.0 to 9.0), which needs an older
-# driver than a build for CUDA 13; egs/common/environment.py has the sources.
-OLDEST_BUILD = "cu126"
-OLDEST_CAPABILITY = (5, 0)
-CUDA_12_DRIVER = 525
-CUDA_13_DRIVER = 580
-CUDA_13_CAPABILITY = (7, 5)
 USE_THE_CPU = '--gpus "" or --device cpu for the CPU'
 
 
@@ -86,8 +80,8 @@ def _newer_driver(problem: str) -> str:
     version = re.search(r"found version (\d+)", problem)
     is_older_than_12 = version is not None and int(version[1]) < 12_000
     if is_older_than_12 or not is_built_for_cuda_13():
-        return f"update it to {CUDA_12_DRIVER} or newer"
-    return f"update it to {CUDA_13_DRIVER} or newer, or {install_line(OLDEST_BUILD)}"
+        return f"update it to {CUDA_12_6.driver} or newer"
+    return f"update it to {CUDA_13_0.driver} or newer, or {install_line(CUDA_12_6)}"
 
 
 def check_kernels(index: int) -> None:
@@ -101,9 +95,9 @@ def check_kernels(index: int) -> None:
         return
     major, minor = capability
     fix = "install a newer build of torch (https://pytorch.org/get-started/locally)"
-    if capability < CUDA_13_CAPABILITY:
-        fix = install_line(OLDEST_BUILD)
-    if capability < OLDEST_CAPABILITY:
+    if capability < CUDA_13_0.oldest:
+        fix = install_line(CUDA_12_6)
+    if capability < CUDA_12_6.oldest:
         fix = "no build of it has them"
     raise ValueError(
         f"GPU {index}: {torch.cuda.get_device_name(index)} (sm_{major}{minor}):"
@@ -139,12 +133,12 @@ def describe_build() -> str:
     return f"torch {torch.__version__} ({target})"
 
 
-def install_line(build: str) -> str:
+def install_line(build: Build) -> str:
     """Return the command that replaces this torch by another build of the same version."""
     # Without the name of the build, pip would keep the installed one.
     version, _, _ = str(torch.__version__).partition("+")
-    index = f"https://download.pytorch.org/whl/{build}"
-    return f"pip install torch=={version}+{build} --extra-index-url {index}"
+    index = f"{PYTORCH_INDEX}/{build.index}"
+    return f"pip install torch=={version}+{build.index} --extra-index-url {index}"
 
 
 def is_bound_to_gpu() -> bool:

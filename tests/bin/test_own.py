@@ -31,12 +31,7 @@ FEW_STEPS = [
 def run_own(environment, tmp_path):
     """run_own(number of speakers, *options, code=0) -> finished run.sh."""
 
-    def run_recipe(
-        num_speakers: int,
-        *options: object,
-        script: str = "run.sh",
-        code: int = 0,
-    ):
+    def run_recipe(num_speakers: int, *options: object, code: int = 0):
         corpus = tmp_path / "in"
         for speaker in range(num_speakers):
             folder = corpus / f"name {speaker}"
@@ -44,7 +39,7 @@ def run_own(environment, tmp_path):
             for take in range(2):
                 wave_S = make_wave(speaker, take, 1.5)
                 audio.write(folder / f"{take}.flac", wave_S, RATE)
-        arguments = ["bash", ROOT / "egs/own" / script, "--corpus", corpus]
+        arguments = ["bash", ROOT / "egs/own/run.sh", "--corpus", corpus]
         arguments += ["--data", tmp_path / "data", "--exp", tmp_path / "exp"]
         done = subprocess.run(
             [*arguments, *options],
@@ -148,10 +143,9 @@ def test_six_speakers_are_fine_tuned_with_cross_validation(run_own, trained, tmp
     exp = tmp_path / "exp"
     settings = [*FEW_STEPS[:-2], "runtime.num_workers=0"]
     options = ("--init", trained, "--set", *settings)
-    script = "run_folds.sh"
-    done = run_own(6, "--folds", "2", *options, script=script)
+    done = run_own(6, "--folds", "2", *options)
     # Three pairs of one speaker and twelve of two in each part.
-    trials = (tmp_path / "data/all/trials").read_text().splitlines()
+    trials = (tmp_path / "data/all/test/trials").read_text().splitlines()
     assert len(trials) == 2 * 15
     before, after = done.stdout.split(f"{exp}/folds/after.txt\n")
     assert f"{exp}/folds/before.txt\n  EER" in before
@@ -163,5 +157,5 @@ def test_six_speakers_are_fine_tuned_with_cross_validation(run_own, trained, tmp
     assert calibration(exp)["source"] == source
 
     stages = ("--stage", "2", "--stop-stage", "3", "--folds", "2")
-    again = run_own(6, *stages, *options, script=script)
+    again = run_own(6, *stages, *options)
     assert again.stderr.count("nothing changed") == 3

@@ -96,7 +96,7 @@ OPTIONS_OF_DATA = "--codec --features"  # where the data are those of the traini
 DIARIZING = ("ami/run.sh", "voxconverse/run.sh")
 RECIPE_OPTIONS = (
     f"{ALL_RECIPE_OPTIONS} {TRAINING_OPTIONS} {OPTIONS_OF_DATA} --large-margin --method"
-    " --microphone"
+    " --microphone --allow-rejected --folds"
 )
 
 
@@ -152,14 +152,11 @@ def published_options(script: str) -> set[str]:
     options = ALL_RECIPE_OPTIONS.split()
     if script in DIARIZING:
         return {*options, *(["--microphone"] if script == "ami/run.sh" else [])}
-    # Fine-tunes, and neither has another task nor another model.
-    if script == "own/run_folds.sh":
-        return {*options, "--folds", "--noise", "--rirs", "--seed"} - {"--task"}
     options += TRAINING_OPTIONS.split()
     if script.endswith("run.sh"):
         options += ["--large-margin", "--method"]
     if script == "own/run.sh":
-        options += ["--allow-rejected"]
+        options += ["--allow-rejected", "--folds"]
     if script.endswith("run_diar.sh"):
         return {*options, "--large-margin"}
     return {*options, *OPTIONS_OF_DATA.split()}

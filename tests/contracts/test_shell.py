@@ -11,9 +11,13 @@ ROOT = Path(__file__).parents[2]
 TOOLS = Path(sysconfig.get_path("scripts"))
 RECIPES = sorted(ROOT.glob("egs/*/run*.sh"))
 SETUP = ROOT / "egs/common/setup.sh"
-SHELL_FILES = [SETUP, *RECIPES, ROOT / "benchmarks/gpu.sh", ROOT / ".ci/run"]
+SHELL_FILES = [
+    *sorted(ROOT.glob("egs/*/*.sh")),
+    ROOT / "benchmarks/gpu.sh",
+    ROOT / ".ci/run",
+]
 MOST_LINES = 110
-MOST_LINES_OF_SETUP = 162
+MOST_LINES_OF_SETUP = 160
 every_recipe = pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}"
 )

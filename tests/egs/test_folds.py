@@ -56,8 +56,8 @@ def test_each_speaker_is_tested_once_by_a_model_that_never_heard_him(
         trials += (folder / "test/trials").read_text().splitlines()
     # A speaker with one recording is never tested.
     assert sorted(tested) == sorted(everyone - {f"who{num_speakers}"})
-    assert speakers_of(tmp_path / "all") == everyone
-    pooled = (tmp_path / "all/trials").read_text().splitlines()
+    assert speakers_of(tmp_path / "all/train") == everyone
+    pooled = (tmp_path / "all/test/trials").read_text().splitlines()
     assert sorted(pooled) == sorted(trials)
     kinds = {line.split()[2] for line in pooled}
     assert kinds == {"target", "nontarget"}
@@ -75,8 +75,20 @@ def test_the_same_speakers_are_split_once_and_rejected_files_are_left_out(
     path = tmp_path / "in/who0-0.wav"
     (tmp_path / "train/rejected.tsv").write_text(f"who0/0\t{path}\tis broken\n")
     folds.split(tmp_path, 3)
-    assert "who0/0" not in read_table(tmp_path / "all/wav.scp")
-    assert "who0/1" in read_table(tmp_path / "all/wav.scp")
+    assert "who0/0" not in read_table(tmp_path / "all/train/wav.scp")
+    assert "who0/1" in read_table(tmp_path / "all/train/wav.scp")
+
+
+def test_the_folds_share_the_noise_also_if_it_comes_later(tmp_path):
+    write_prepared(tmp_path, 6)
+    folds.split(tmp_path, 2)
+    assert not (tmp_path / "fold1/noise").exists()
+    write_data_dir(tmp_path / "noise", wavs={"hum": tmp_path / "in/who0-0.wav"})
+    for _ in range(2):
+        folds.split(tmp_path, 2)
+    for folder in ("fold1", "fold2", "all"):
+        assert "hum" in read_table(tmp_path / folder / "noise/wav.scp")
+        assert not (tmp_path / folder / "rirs").exists()
 
 
 def test_too_few_speakers_are_refused_with_the_number_that_works(tmp_path):
@@ -115,7 +127,7 @@ def test_pooled_scores_calibrate_the_model_of_all_speakers(
             table.save(embeddings_stem(exp, "test", untrained=untrained))
 
     folds.pool(data, 3, tmp_path / "exp")
-    trials = read_trials(data / "all/trials")
+    trials = read_trials(data / "all/test/trials")
     eers = []
     for name in ("before", "after"):
         scores_N = read_scores(tmp_path / f"exp/folds/{name}.txt", trials)

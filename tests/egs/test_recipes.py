@@ -535,6 +535,43 @@ def test_with_a_corpus_only_missing_noise_is_downloaded(recipe):
     assert values_of("--corpus", prepare) == ["/c"]
 
 
+# Folds of speakers
+
+
+def test_folds_repeat_the_recipe_without_the_speakers_of_each():
+    options = ("--folds", "2", "--init", "/m", "--data", "/d", "--exp", "/e")
+    own = ("--noise", "/n", "--set", "data.valid_speakers=1")
+    commands = dry_run("own", *options, *own)
+    trainings = select(commands, "train")
+    exps = [values_of("--exp", command) for command in trainings]
+    assert exps == [["/e-fold1"], ["/e-fold2"], ["/e"]]
+    for training, folder in zip(trainings, ("fold1", "fold2", "all")):
+        settings = values_of("--set", training)
+        assert f"data.dir=/d/{folder}" in settings
+        # All speakers train, unless the user wants others.
+        assert settings.index("data.valid_speakers=0") < settings.index(own[-1])
+        assert "augment.noise_prob=0" not in settings
+    tested = [values_of("--data", command) for command in select(commands, "extract")]
+    assert tested == [["/d/fold1/test"]] * 2 + [["/d/fold2/test"]] * 2
+    (comparison,) = select(commands, "compare")
+    assert values_of("--trials", comparison)[0] == "/d/all/test/trials"
+
+
+@pytest.mark.parametrize(
+    ("stages", "trainings"), [((0, 1), 0), ((0, 2), 0), ((3, 3), 3), ((5, 6), 0)]
+)
+def test_folds_keep_to_the_stages_that_are_asked_for(stages, trainings):
+    first, last = map(str, stages)
+    options = ("--folds", "2", "--init", "/m", "--stage", first, "--stop-stage", last)
+    commands = dry_run("own", *options)
+    assert len(select(commands, "train")) == trainings
+    packed = (
+        2 + 1 + 1 if stages == (0, 2) else 0
+    )  # the folds, all, and before the split
+    assert len(select(commands, "pack")) == packed
+    assert len(select(commands, "extract", "compare")) == (5 if last == "6" else 0)
+
+
 # Ranks and hosts
 
 
@@ -599,6 +636,23 @@ REFUSED = {  # options of mini -> subject of the message, values that it names
     "--task ssl --stage 4": ("--large-margin, --stage 4", "--task ssl"),
     "--task ssl --large-margin true": ("--large-margin, --stage 4", "--task ssl"),
 }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--folds 5",
+        "--folds 5 --init M --task ssl",
+        "--folds 5 --init M --large-margin true",
+        "--folds 5 --init M --stage 2 --stop-stage 2 --job 1/2",
+        "--folds 5 --init M --nnodes 2 --node-rank 0 --rdzv a:1",
+    ],
+)
+def test_folds_need_a_model_and_one_host(options):
+    done = run("own", *options.split(), "--dry-run")
+    assert done.stdout == ""
+    assert done.returncode == 1
+    assert refused(done.stderr, "--folds", "--init")
 
 
 @pytest.mark.parametrize("options", REFUSED)
