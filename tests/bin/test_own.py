@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ import speakerlab
 from speakerlab.checkpoints.published import file_sha256
 from speakerlab.config.schema import load_config
 from speakerlab.data import audio
+from speakerlab.data.tables import read_table
 from speakerlab.scoring.embeddings import EmbeddingTable
+from tests.egs.messy_corpus import write_as_people_have_it
 
 FEW_STEPS = [
     "training.num_epochs=2",
@@ -159,3 +162,38 @@ def test_six_speakers_are_fine_tuned_with_cross_validation(run_own, trained, tmp
     stages = ("--stage", "2", "--stop-stage", "3", "--folds", "2")
     again = run_own(6, *stages, *options)
     assert again.stderr.count("nothing changed") == 3
+
+
+@pytest.mark.slow
+def test_what_people_have_trains_the_model_of_its_clean_copies(environment, tmp_path):
+    samples = write_as_people_have_it(tmp_path / "messy")
+
+    def train(corpus: str) -> tuple[Path, Path]:
+        """Return the data directories and the experiment of stages 0 to 3."""
+        data = tmp_path / f"data_{corpus}"
+        exp = tmp_path / f"exp_{corpus}"
+        arguments = ["bash", ROOT / "egs/own/run.sh", "--corpus", tmp_path / corpus]
+        arguments += ["--data", data, "--exp", exp, "--stop-stage", "3"]
+        done = subprocess.run(
+            [*arguments, "--set", *TINY, *FEW_STEPS, "training.freeze_epochs=0"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return data, exp
+
+    messy_data, messy_exp = train("messy")
+    wavs = read_table(messy_data / "train/wav.scp")
+    wavs |= read_table(messy_data / "test/wav.scp")
+    for name, path in wavs.items():
+        # Of lossy recordings, what the recipe has decoded.
+        wave_S = samples.get(name)
+        copy = tmp_path / "clean" / f"{name}.flac"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        audio.write(copy, audio.read(path) if wave_S is None else wave_S, RATE)
+
+    clean_data, clean_exp = train("clean")
+    assert not (clean_data / "train/rejected.tsv").exists()
+    assert weights(messy_exp)[0] == weights(clean_exp)[0]

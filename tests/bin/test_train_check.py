@@ -26,6 +26,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         if not visible:
@@ -129,6 +131,7 @@ REFUSED = {
     "--init /nowhere": ("--init", "/nowhere", "does not exist"),
     "--init hub:nothing": ("hub:nothing", "import --list"),
     f"--set {SOFTMAX}": ("training.margin", "softmax"),
+    "--set training.freeze_epochs=1": ("training.freeze_epochs", "--init", "missing"),
     "--set runtime.precision=bf16": (
         "runtime.precision",
         "bf16",
