@@ -36,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 TOOLS = HERE / "tools"
 REQUIREMENT = "espeakng-loader==0.2.4"
 NUM_NOISES = NUM_ROOMS = 12
+NOISE_KINDS = ("coloured", "babble", "modulated", "babble", "hum", "babble")
 NOISE_SECONDS = 10
 MAX_VOICES_PER_PROCESS = (
     250  # espeak-ng reads at most 350 voice files, English ones included
@@ -106,14 +107,15 @@ def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
     """Draw the voices, half of them female, and their sentences."""
     voices: dict[str, Voice] = {}
     utterances: list[Utterance] = []
-    for i in range(size.num_train_voices + size.num_test_voices):
-        name, split = f"spk{i:03d}", "train" if i < size.num_train_voices else "test"
-        voices[name] = draw_voice(name, seed=size.seed, sex=("female", "male")[i % 2])
-        for k in range(size.num_utterances):
-            id = f"{name}-{k:02d}"
-            utterances.append(
-                Utterance(id, name, split, draw_sentence(id, seed=size.seed))
-            )
+    for index in range(size.num_train_voices + size.num_test_voices):
+        name = f"spk{index:03d}"
+        split = "train" if index < size.num_train_voices else "test"
+        sex = "female" if index % 2 == 0 else "male"
+        voices[name] = draw_voice(name, seed=size.seed, sex=sex)
+        for take in range(size.num_utterances):
+            id = f"{name}-{take:02d}"
+            sentence = draw_sentence(id, seed=size.seed)
+            utterances.append(Utterance(id, name, split, sentence))
     return voices, utterances
 
 
@@ -285,27 +287,35 @@ def write_noises(
     """Write noises for augmentation; none of them is in the test set."""
     num_samples = NOISE_SECONDS * SAMPLE_RATE
     training = [utterance for utterance in utterances if utterance.split == "train"]
-    for i in range(NUM_NOISES):
-        kind = ("coloured", "babble", "modulated", "babble", "hum", "babble")[i % 6]
-        name = f"{kind}-{i:02d}"
+    for index in range(NUM_NOISES):
+        kind = NOISE_KINDS[index % len(NOISE_KINDS)]
+        name = f"{kind}-{index:02d}"
         rng = keyed_rng(seed, f"noise/{name}")
         if kind == "babble":
-            picked = rng.integers(len(training), size=rng.integers(3, 8))
-            voices = [soundfile.read(clean / training[k].path)[0] for k in picked]
+            num_voices = rng.integers(3, 8)
+            voices: list[np.ndarray] = []
+            for number in rng.integers(len(training), size=num_voices):
+                voice_S, _ = soundfile.read(clean / training[number].path)
+                voices.append(voice_S)
             wave_S = babble(rng, num_samples, voices=voices)
         elif kind == "coloured":
-            wave_S = coloured_noise(rng, num_samples, slope_db=rng.uniform(-6.0, 1.0))
+            slope_db = rng.uniform(-6.0, 1.0)
+            wave_S = coloured_noise(rng, num_samples, slope_db=slope_db)
+        elif kind == "hum":
+            wave_S = hum(rng, num_samples)
         else:
-            wave_S = (hum if kind == "hum" else modulated_noise)(rng, num_samples)
+            wave_S = modulated_noise(rng, num_samples)
         write_wave(folder / f"{name}.wav", at_level(wave_S, peak_db=-3.0))
 
 
 def write_rooms(folder: Path, *, seed: int) -> None:
     """Write room impulse responses for augmentation, from dry rooms to a hall."""
-    for i, rt60_seconds in enumerate(np.geomspace(0.12, 0.9, NUM_ROOMS)):
-        rng = keyed_rng(seed, f"rirs/{i:02d}")
+    decay_times = np.geomspace(0.12, 0.9, NUM_ROOMS)
+    for index, rt60_seconds in enumerate(decay_times):
+        rng = keyed_rng(seed, f"rirs/{index:02d}")
         response_R = room(rng, rt60_seconds=float(rt60_seconds))
-        write_wave(folder / f"room-{i:02d}.wav", at_level(response_R, peak_db=-1.0))
+        path = folder / f"room-{index:02d}.wav"
+        write_wave(path, at_level(response_R, peak_db=-1.0))
 
 
 def write_wave(path: Path, wave_S: np.ndarray) -> None:

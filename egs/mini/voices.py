@@ -89,9 +89,8 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
     female = sex == "female"
     low = rng.uniform(155, 215) if female else rng.uniform(72, 125)
     high = low * rng.uniform(1.25, 1.75)
-    tract = (
-        rng.uniform(1.04, 1.2) if female else rng.uniform(0.9, 1.05)
-    )  # scales all formants
+    # A longer vocal tract has lower formants.
+    formant_scale = rng.uniform(1.04, 1.2) if female else rng.uniform(0.9, 1.05)
     lines = [
         "language variant",
         f"name {name}",
@@ -110,8 +109,9 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
         f"breath {' '.join(str(n) for n in rng.integers(0, 9, size=8))}",
     ]
     for formant in range(9):
-        frequency = 100 * tract * rng.uniform(0.95, 1.05)
-        height, width = rng.integers(75, 126), rng.integers(80, 121)
+        frequency = 100 * formant_scale * rng.uniform(0.95, 1.05)
+        height = rng.integers(75, 126)
+        width = rng.integers(80, 121)
         lines.append(f"formant {formant} {frequency:.0f} {height} {width}")
     return Voice(sex, str(rng.choice(ACCENTS)), "\n".join(lines) + "\n")
 
@@ -119,9 +119,12 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
 def draw_sentence(utterance: str, *, seed: int) -> str:
     """Draw a sentence of about a dozen words."""
     rng = np.random.default_rng([seed, crc32(utterance.encode()), 1])
-    parts = TEMPLATES[rng.integers(len(TEMPLATES))].split("{")
-    text = parts[0]
-    for part in parts[1:]:
+    template = TEMPLATES[rng.integers(len(TEMPLATES))]
+    # "{who} {did} it." -> "", "who} ", "did} it."
+    beginning, *parts = template.split("{")
+    text = beginning
+    for part in parts:
         kind, _, rest = part.partition("}")
-        text += str(rng.choice(LISTS[kind])) + rest
+        phrase = rng.choice(LISTS[kind])
+        text += f"{phrase}{rest}"
     return text[0].upper() + text[1:]

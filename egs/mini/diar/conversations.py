@@ -128,13 +128,16 @@ def record_conversations(
     speak(clean, voices, lines, seed=seed, num_jobs=num_jobs)
 
     def record(conversation: Sequence[Line]) -> None:
-        waves = [trim(soundfile.read(clean / line.path)[0]) for line in conversation]
-        name, turns = conversation[0].conversation, place_lines(conversation, waves)
-        stem = folder / conversation[0].split / name
-        write_wave(
-            stem.with_suffix(".wav"),
-            mix(turns, waves, keyed_rng(seed, f"{name}/sound")),
-        )
+        waves: list[np.ndarray] = []
+        for line in conversation:
+            wave_S, _ = soundfile.read(clean / line.path)
+            waves.append(trim(wave_S))
+        turns = place_lines(conversation, waves)
+        first = conversation[0]
+        name = first.conversation
+        rng = keyed_rng(seed, f"{name}/sound")
+        stem = folder / first.split / name
+        write_wave(stem.with_suffix(".wav"), mix(turns, waves, rng))
         write_rttm(stem.with_suffix(".rttm"), {name: turns})
 
     with ThreadPoolExecutor(num_jobs) as pool:
@@ -155,10 +158,14 @@ def place_lines(lines: Sequence[Line], waves: Sequence[np.ndarray]) -> list[Turn
     turns: list[Turn] = []
     ends: dict[str, float] = {}  # of each speaker
     for line, wave_S in zip(lines, waves):
-        free = ends.get(line.speaker, 0.0) + PAUSE_SECONDS[0]
-        start = round(max(max(ends.values(), default=0.0) + line.gap_seconds, free), 3)
-        ends[line.speaker] = round(start + len(wave_S) / SAMPLE_RATE, 3)
-        turns.append(Turn(start, ends[line.speaker], line.speaker))
+        last_end = max(ends.values(), default=0.0)
+        # A negative gap is an overlap with another speaker, never with oneself.
+        earliest = ends.get(line.speaker, 0.0) + PAUSE_SECONDS[0]
+        start = max(last_end + line.gap_seconds, earliest)
+        start = round(start, 3)
+        end = round(start + len(wave_S) / SAMPLE_RATE, 3)
+        ends[line.speaker] = end
+        turns.append(Turn(start, end, line.speaker))
     return turns
 
 
@@ -166,19 +173,24 @@ def mix(
     turns: Sequence[Turn], waves: Sequence[np.ndarray], rng: np.random.Generator
 ) -> np.ndarray:
     """Return the turns' waves in one room, with noise; it ends a second after the last turn."""
-    num_samples = _sample(max(turn.end for turn in turns) + 1.0)
+    last_end = max(turn.end for turn in turns)
+    num_samples = _sample(last_end + 1.0)
     rt60_seconds = rng.uniform(0.1, 0.45)
     speech_S = np.zeros(num_samples)
     for speaker in sorted({turn.speaker for turn in turns}):
         dry_S = np.zeros(num_samples)
         for turn, wave_S in zip(turns, waves):
             if turn.speaker == speaker:
-                dry_S[_sample(turn.start) : _sample(turn.end)] = wave_S
+                begin = _sample(turn.start)
+                end = _sample(turn.end)
+                dry_S[begin:end] = wave_S
         response_R = room(rng, rt60_seconds=rt60_seconds)
-        level = 10 ** (rng.uniform(-6.0, 0.0) / 20)
-        speech_S += level * oaconvolve(dry_S, response_R)[:num_samples]
+        level_db = rng.uniform(-6.0, 0.0)
+        reverberant_S = oaconvolve(dry_S, response_R)[:num_samples]
+        speech_S += 10 ** (level_db / 20) * reverberant_S
     return add_noise(speech_S, rng)
 
 
 def _sample(seconds: float) -> int:
+    """Return the sample at a time, on the grid of whole milliseconds."""
     return round(seconds * 1000) * GRID
