@@ -1,6 +1,5 @@
 """Plan the memory of a training on a GPU, without the GPU and without a corpus."""
 
-import math
 import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,14 +12,15 @@ from speakerlab.core.faults import nearest
 if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
     from speakerlab.config.schema import Config
     from speakerlab.experiments.planning import Footprint, Memory
+    from speakerlab.training.batch_size import BatchPlan
 
 ROOT = Path(__file__).parents[2]
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 # Models in the table of --table.
 TABLE_MODELS = ("campplus", "eres2net")
 TABLE_CARDS_GB = (11, 24, 32)
-# Cards of this size, GTX 1080 Ti and RTX 2080 Ti, are older than bf16.
-WITHOUT_BF16_GB = 11
+# Assumed for rooms, unless runtime.bank_gb is a number: 1,600 of a second at 16 kHz.
+ROOMS_GB = 0.1
 COLUMNS = 100  # longest line
 
 
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--speakers N", rows, least=1, default=10000)
     options.add(
         "--bank-gb GB",
-        "for noise and rooms on the GPU (default: not counted)",
+        "noise and rooms on the GPU (default: runtime.bank_gb; auto: 0.1 for rooms)",
         least=0.0,
     )
     options.add_settings()
@@ -107,6 +107,7 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     """Print a line per card and format, with --gpu-mem also the parts; ValueError if none fits."""
     from speakerlab.config import build
     from speakerlab.experiments.corpus import class_speeds
+    from speakerlab.experiments.planning import lacks_bf16
     from speakerlab.training.batch_size import MemoryTooSmall
 
     num_classes = args.speakers * len(class_speeds(config))
@@ -120,8 +121,8 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     size_head = f"MiB/{unit}"
     fit_head = f"{unit}s that fit"
     print(
-        f"  GPU     format   {size_head}   {fit_head}   micro-batch x ranks x"
-        " accumulation   BN"
+        f"  GPU     format   {size_head}   {fit_head}   micro-batch x ranks x steps   BN"
+        "   GiB left"
     )
 
     card_plans = plan_cards(config, args, cards_gb, num_classes)
@@ -131,7 +132,8 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         try:
             batch = memory.batch()
             sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-            result = f"{sizes:34}   {batch.bn_batch}"
+            left_gib = memory.left(batch.micro_batch) / 2**30
+            result = f"{sizes:27}   {batch.bn_batch:<4} {left_gib:8.1f}"
         # The table also has rows for cards that are too small.
         except MemoryTooSmall as error:
             refusals.append(error)
@@ -142,14 +144,8 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         print_wrapped(
             f"  {card_gb:2g} GB   {precision:6}   {size}   {num_fitting}   {result}"
         )
-        if args.gpu_mem and memory.fit:
-            fixed_gib = memory.fixed / 2**30
-            crops_gib = memory.fit * memory.crop / 2**30
-            print(
-                f"    {fixed_gib:.2f} GiB for CUDA, weights and optimizer,"
-                f" {crops_gib:.2f} GiB for {memory.fit} {unit}s"
-            )
-            print(f"    {batch or 'does not fit'}")
+        if args.gpu_mem and batch:
+            print_parts(memory, batch, card_gb, unit)
 
     if config.runtime.precision == "auto":
         print(
@@ -161,19 +157,62 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
             "cards of 11 GB (GTX 1080 Ti, RTX 2080 Ti) have no bf16 and emulate it"
             " slowly; use fp16"
         )
-    uses_bank = config.augment.noise_prob or config.augment.room_prob
-    if args.bank_gb is None and uses_bank:
-        bank_gb = config.runtime.bank_gb
-        limit = "a sixth of the free memory"
-        if bank_gb != "auto":
-            limit = f"{bank_gb:g} GB"
-        print_wrapped(
-            f"not counted: noise and rooms, up to {limit} (runtime.bank_gb); see"
-            " --bank-gb"
-        )
+    if banks_gb(config, args):
+        print_wrapped(describe_banks(config, args))
     # The exit code is 0 if any of the cards is large enough.
     if len(refusals) == len(card_plans):
         raise refusals[-1]
+
+
+def print_parts(
+    memory: "Memory", batch: "BatchPlan", card_gb: float, unit: str
+) -> None:
+    """Print what takes the memory of a card, and the batch; the parts add up to the card."""
+    from speakerlab.experiments.planning import GPU_USABLE_SHARE, taken_before
+
+    free_gib = memory.free / 2**30
+    crops_gib = batch.micro_batch * memory.crop / 2**30
+    parts = {
+        **taken_before(memory.world_size),
+        "libraries, weights, gradients and optimizer": memory.state / 2**30,
+        "noise and rooms": memory.bank_bytes / 2**30,
+        f"{batch.micro_batch} {unit}s": crops_gib,
+    }
+    # A configured micro-batch may take the reserve.
+    rest_gib = card_gb - sum(parts.values())
+    parts["reserve"] = min(rest_gib, free_gib * (1 - GPU_USABLE_SHARE))
+    parts["left"] = rest_gib - parts["reserve"]
+    for name, gib in parts.items():
+        print(f"    {gib:6.2f} GiB  {name}")
+    print_wrapped(f"    {batch}")
+    reason = memory.why_fewer(batch, memory.fit)
+    if reason:
+        print_wrapped(f"    {reason}")
+
+
+def banks_gb(config: "Config", args: Namespace) -> float:
+    """Return the GB of noise and rooms to count on each GPU."""
+    if args.bank_gb is not None:
+        return args.bank_gb
+    bank_gb = config.runtime.bank_gb
+    if bank_gb == "auto":
+        return ROOMS_GB if config.augment.room_prob else 0.0
+    uses_banks = config.augment.noise_prob or config.augment.room_prob
+    return bank_gb if uses_banks else 0.0
+
+
+def describe_banks(config: "Config", args: Namespace) -> str:
+    """Return which noise and rooms are counted."""
+    gb = banks_gb(config, args)
+    if args.bank_gb is not None:
+        return f"counted: {gb:g} GB for noise and rooms (--bank-gb)"
+    if config.runtime.bank_gb != "auto":
+        return f"counted: {gb:g} GB, the most for noise and rooms (runtime.bank_gb)"
+    return (
+        f"counted: {gb:g} GB for rooms (see --bank-gb); noise may take the GiB left"
+        " (runtime.bank_gb auto), or else the data workers read it; all of MUSAN takes"
+        " 12 GB"
+    )
 
 
 def plan_cards(
@@ -183,27 +222,20 @@ def plan_cards(
     num_classes: int,
 ) -> "list[tuple[float, Memory]]":
     """Return (GB, memory) of each card with each format."""
-    from speakerlab.config import build
-    from speakerlab.experiments.planning import card_memory, footprint
-
-    # With many classes, each GPU holds a share of the head's rows.
-    split_over = 1
-    if build.is_head_split(config, args.gpus, num_classes):
-        split_over = args.gpus
-    num_rows = math.ceil(num_classes / split_over)
+    from speakerlab.experiments.planning import card_memory, rank_footprint
 
     # Computed once: a training needs the same memory on every card.
     footprints: dict[str, Footprint] = {}
-    bank_gb = args.bank_gb or 0.0
+    bank_gb = banks_gb(config, args)
     memories: list[tuple[float, Memory]] = []
     for card_gb in cards_gb:
         for precision in formats(config, card_gb):
             if precision not in footprints:
-                footprints[precision] = footprint(
+                footprints[precision] = rank_footprint(
                     config,
-                    num_classes=num_rows,
+                    world_size=args.gpus,
+                    num_classes=num_classes,
                     precision=precision,
-                    split_over=split_over,
                 )
             needs = footprints[precision]
             memory = card_memory(config, needs, card_gb, args.gpus, bank_gb)
@@ -213,14 +245,11 @@ def plan_cards(
 
 def formats(config: "Config", card_gb: float) -> list[str]:
     """Return the formats to plan a card with: the configured format, or all that it can use."""
+    from speakerlab.experiments.planning import lacks_bf16
+
     if config.runtime.precision != "auto":
         return [config.runtime.precision]
     return ["fp32", "fp16" if lacks_bf16(card_gb) else "bf16"]
-
-
-def lacks_bf16(card_gb: float) -> bool:
-    """Return whether all cards of this size are older than bf16."""
-    return round(card_gb) == WITHOUT_BF16_GB
 
 
 def print_wrapped(line: str) -> None:

@@ -167,9 +167,9 @@ class RuntimeConfig(Section):
     # divided among its ranks.
     num_threads: Literal["auto"] | Count = "auto"
     stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause
-    # Memory for noise and rooms on the device; noise that needs more stays on the host. auto: a
-    # sixth of a GPU's free memory; of the host's, a quarter and at most 4.
-    bank_gb: Literal["auto"] | Positive = 4.0
+    # Memory for noise and rooms on the device; noise that needs more stays on the host. auto: what
+    # the planned batch leaves of a GPU's memory; of the host's free memory, a quarter, at most 4.
+    bank_gb: Literal["auto"] | Positive = "auto"
     # Split the head's rows over the ranks; auto: from 50,000 classes on.
     split_head: Literal["auto", "on", "off"] = "auto"
     checkpoint_minutes: Positive = 30.0  # longest time between two checkpoints

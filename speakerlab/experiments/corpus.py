@@ -14,7 +14,7 @@ from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
 from speakerlab.data.labels import class_names, hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
-from speakerlab.experiments.planning import bank_limit
+from speakerlab.experiments.planning import BankBytes
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes
 
@@ -36,7 +36,8 @@ class Corpus:
     valid: Manifest
     rooms: Sequence[Recording]
     noise: Sequence[Recording]
-    noise_on_device: bool = True  # else workers cut it and send it with the batch
+    # Else workers cut it and send it with the batch. Decided by the plan of the memory.
+    noise_on_device: bool = True
 
     @property
     def banks(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def read_corpus(config: Config) -> Corpus:
     else:
         num_speakers = num_valid_speakers(config, len(whole.speakers))
         train, valid = split_valid(whole, num_speakers)
-    return Corpus(train, valid, rooms, noise, fits_device(config, rooms, noise))
+    return Corpus(train, valid, rooms, noise)
 
 
 def split_classes(
@@ -219,33 +220,17 @@ def report_absent_kinds(config: Config, noise: Sequence[Recording]) -> None:
     )
 
 
-def fits_device(
-    config: Config,
-    rooms: Sequence[Recording],
-    noise: Sequence[Recording],
-) -> bool:
-    """Return whether the noise fits on the device beside the RIRs, which must fit."""
-    limit = bank_limit(config)
-    sample_rate = config.frontend["sample_rate"]
-    room_lengths = [len(room) for room in rooms]
-    size = room_bytes(room_lengths, sample_rate=sample_rate)
-    if size > limit:
-        raise ValueError(
-            f"runtime.bank_gb: the rooms take {size / 2**30:.1f} GB, more than"
-            f" {limit / 2**30:.3g} GB; set a larger value, or list fewer files in"
-            " data.rirs"
-        )
-    if noise:
-        noise_lengths = [len(recording) for recording in noise]
-        size += noise_bytes(noise_lengths, num_samples=crop_samples(config))
-    if size > limit:
-        log.info(
-            "data.noise: noise and rooms take %.1f GB, more than the %.3g GB of"
-            " runtime.bank_gb: the data workers read the noise",
-            size / 2**30,
-            limit / 2**30,
-        )
-    return size <= limit
+def bank_sizes(config: Config, corpus: Corpus) -> BankBytes:
+    """Return the bytes that the rooms and the noise of a corpus take on a device."""
+    rooms = 0
+    if corpus.rooms:
+        room_lengths = [len(room) for room in corpus.rooms]
+        rooms = room_bytes(room_lengths, sample_rate=config.frontend["sample_rate"])
+    noise = 0
+    if corpus.noise:
+        noise_lengths = [len(recording) for recording in corpus.noise]
+        noise = noise_bytes(noise_lengths, num_samples=crop_samples(config))
+    return BankBytes(rooms, noise)
 
 
 def counted(config: Config) -> tuple[str, str]:

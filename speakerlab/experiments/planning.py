@@ -3,11 +3,11 @@
 The forward pass runs on fake tensors, which have shapes but no data, in about a second.
 """
 
+import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,25 +23,35 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
-from speakerlab.training.batch_size import BatchPlan, MemoryTooSmall
-from speakerlab.training.devices import count_gpus
+from speakerlab.training.batch_size import (
+    ENOUGH_CROPS,
+    BatchPlan,
+    MemoryTooSmall,
+    micro_batches,
+)
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import resolve_precision
-from speakerlab.training.task import Task
 
-DRIVER_GB = 0.25  # of a card's nominal memory, reserved by the driver
-# Context, workspaces, and the state of a typical model: weights, gradients and momentum. Only
-# state beyond STATE_IN_RESERVE is added to the reserve.
-GPU_RESERVE_BYTES = int(1.5 * 2**30)
+log = logging.getLogger(__name__)
+
+# What a card's nominal memory loses before a training measures its free memory.
+DRIVER_GB = 0.25
+CONTEXT_GB = 0.4  # of CUDA, with the first kernels
+# NCCL's buffers, with several ranks and without NVLink. With NVLink they take 0.5 to 0.7 GB
+# (github.com/NVIDIA/nccl/issues/964), on cards whose reserve is larger than the difference.
+NCCL_GB = 0.25
+# Kernels that libraries load later, workspaces, and the state of a typical model: weights,
+# gradients and momentum. Only state beyond STATE_IN_RESERVE is added to it.
+GPU_FIXED_BYTES = int(1.1 * 2**30)
 STATE_IN_RESERVE = 384 * 2**20
 GPU_USABLE_SHARE = 0.92
 CPU_USABLE_SHARE = 0.5
-# With `runtime.bank_gb: auto`, noise and RIRs may take this share of the memory that is free
-# before the model is loaded. A sixth of 80 GB holds all of MUSAN.
-GPU_BANK_SHARE = 1 / 6
+# With `runtime.bank_gb: auto` on a CPU, noise and RIRs may take this share of the free memory.
 CPU_BANK_SHARE = 1 / 4
 CPU_BANK_GB = 4.0  # at most, because data workers need memory of the host too
 TRANSIENT_SHARE = 1.055  # peak of a backward pass, relative to the saved activations
+# Cards of this size, GTX 1080 Ti and RTX 2080 Ti, are older than bf16.
+WITHOUT_BF16_GB = 11
 
 
 class Crops(NamedTuple):
@@ -58,6 +68,23 @@ class LossMemory(NamedTuple):
     compute_loss: Callable[[int], Tensor]  # from a number of utterances
     parameters: list[nn.Parameter]
     copies: list[nn.Parameter]  # of a teacher, without gradient and momentum
+
+
+class BankBytes(NamedTuple):
+    """Memory that rooms and noise take on a device; rooms have no other place."""
+
+    rooms: int = 0
+    noise: int = 0
+
+
+NO_BANKS = BankBytes()
+
+
+class DevicePlan(NamedTuple):
+    """Division of the global batch, and the place of the noise."""
+
+    batch: BatchPlan
+    noise_on_device: bool  # else the data workers read it
 
 
 @dataclass(frozen=True)
@@ -92,8 +119,10 @@ class Memory:
     on_gpu: bool = True
     world_size: int = 1
     bank_bytes: float = 0.0  # of noise and RIRs that will be loaded
-    driver_bytes: float = 0.0  # of the nominal memory, never free
+    taken_bytes: float = 0.0  # of the nominal memory, before the free one is measured
     key: str = "--gpu-mem"  # the option for more memory, in messages
+    # The 16-bit format to propose, in messages.
+    half_precision: str = "bf16 (fp16 where the GPU has no bf16)"
 
     @property
     def is_fixed(self) -> bool:
@@ -117,16 +146,19 @@ class Memory:
         """Return the number of crops that fit."""
         return max(int(self._for_crops() / self.crop), 0)
 
+    def left(self, num_crops: int) -> float:
+        """Return the bytes of a GPU that a training with so many crops leaves for noise.
+
+        The share that `auto` never plans, the reserve, is not among them.
+        """
+        usable = self.free * GPU_USABLE_SHARE
+        return max(usable - self.fixed - num_crops * self.crop, 0.0)
+
     def require(self, most: int, least: int) -> int:
         """Return `most`, the crops that fit on every rank; ValueError with fixes if too few."""
         if most >= least:
             return most
         config = self.config
-        usable = self._for_crops()
-        needed = least * self.crop
-        # Only the usable share of additional memory counts.
-        nominal = self.free + self.driver_bytes
-        enough = nominal + (needed - usable) / self.usable_share
 
         # Each fix is enough by itself; the least harmful comes first.
         fixes: list[str] = []
@@ -135,22 +167,63 @@ class Memory:
             length_key = "training.global_batch"
         else:
             fixes += self._smaller_micro_batch(most)
-        if self.footprint.precision == "fp32" and usable > 0:
-            fixes.append("runtime.precision=bf16 (fp16 where the GPU has no bf16)")
-        fixes.append(f"{_gb(enough)} GB")
+        if self.footprint.precision == "fp32" and self._for_crops() > 0:
+            fixes.append(f"runtime.precision={self.half_precision}")
+        missing = least * self.crop - self._for_crops()
+        if self.bank_bytes >= missing:
+            fixes.append(f"less than {_gb(self.bank_bytes)} GB of noise and rooms")
+        fixes.append(f"{_gb(self._enough_for(least))} GB")
         fixes.append(f"a lower {length_key} or a smaller model")
 
         key = "runtime.micro_batch" if self.is_fixed else self.key
         unit, length = build.batch_unit(config)
         raise MemoryTooSmall(
             f"{key}: {least} {unit}s{length} in {self.footprint.precision} do not fit in "
-            f"{_gb(nominal)} GB, {most} do; use {', '.join(fixes)}"
+            f"{_gb(self._nominal)} GB, {most} do; use {', '.join(fixes)}"
+        )
+
+    def why_fewer(self, batch: BatchPlan, most: int) -> str:
+        """Return why a rank has fewer crops than `training.bn_batch`, and what changes it.
+
+        most: crops that fit on every rank. Empty if memory is not the reason.
+        """
+        bn_batch = self.config.training.bn_batch
+        if self.is_fixed or bn_batch is None:
+            return ""
+        # The next larger size would not fit.
+        sizes = micro_batches(batch.global_batch, batch.world_size)
+        larger = [size for size in sizes if batch.micro_batch < size <= bn_batch]
+        if not larger or larger[0] <= most:
+            return ""
+
+        unit, _ = build.batch_unit(self.config)
+        choice = f"BatchNorm sees {batch.bn_batch}"
+        fix = f"{larger[0]} {unit}s"
+        if batch.joined_ranks > 1:
+            # The ranks of a group exchange moments forward, and sums of gradients backward.
+            choice = (
+                f"a rank takes {batch.micro_batch}, and {batch.joined_ranks} ranks share"
+                f" BatchNorm's statistics of {batch.bn_batch} {unit}s, with two"
+                " exchanges per layer and micro-batch"
+            )
+            if larger[0] >= ENOUGH_CROPS:
+                fix += ", without exchanges,"
+        fix += f" need {_gb(self._enough_for(larger[0]))} GB"
+        if self.footprint.precision == "fp32" and self.on_gpu:
+            fix += f" or runtime.precision={self.half_precision}"
+        if batch.joined_ranks > 1:
+            fix += (
+                f"; with runtime.sync_bn=off, BatchNorm sees {batch.micro_batch},"
+                " without exchanges"
+            )
+        return (
+            f"training.bn_batch: {bn_batch} {unit}s do not fit in"
+            f" {_gb(self._nominal)} GB ({self.key}), {most} do: {choice}; {fix}"
         )
 
     def _smaller_micro_batch(self, most: int) -> list[str]:
         """Return the setting of the largest micro-batch that fits; empty if none does."""
-        global_batch = self.config.training.global_batch
-        sizes = batch_size.micro_batches(global_batch, self.world_size)
+        sizes = micro_batches(self.config.training.global_batch, self.world_size)
         fitting = [size for size in sizes if size <= most]
         if fitting == [1] and why_not_single(self.config):
             return []
@@ -161,15 +234,31 @@ class Memory:
             setting += " (too few for a good BatchNorm)"
         return [setting]
 
+    @property
+    def _nominal(self) -> float:
+        return self.free + self.taken_bytes
+
+    def _enough_for(self, num_crops: int) -> float:
+        """Return the nominal memory, in bytes, in which so many crops fit."""
+        missing = num_crops * self.crop - self._for_crops()
+        # Only the usable share of additional memory counts.
+        return self._nominal + missing / self.usable_share
+
     def _for_crops(self) -> float:
         return int(self.free) * self.usable_share - self.fixed
 
     @property
-    def fixed(self) -> float:
+    def state(self) -> float:
+        """Return the bytes of weights, gradients and optimizer; on a GPU also of libraries."""
         state = self.footprint.state(self.world_size)
         if self.on_gpu:
-            state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)
-        return state + self.bank_bytes
+            state = GPU_FIXED_BYTES + max(state - STATE_IN_RESERVE, 0)
+        return state
+
+    @property
+    def fixed(self) -> float:
+        """Return the bytes that do not depend on the number of crops."""
+        return self.state + self.bank_bytes
 
     def batch(self) -> BatchPlan:
         """Return the batch plan for such devices; ValueError in the same cases as in training."""
@@ -188,15 +277,32 @@ def card_memory(
     bank_gb: float = 0.0,
 ) -> Memory:
     """Return the `Memory` of each of `world_size` cards with `card_gb` GB."""
-    return Memory(
+    taken_gb = sum(taken_before(world_size).values())
+    card = Memory(
         config,
         needs,
-        free=(card_gb - DRIVER_GB) * 2**30,
+        free=(card_gb - taken_gb) * 2**30,
         on_gpu=True,
         world_size=world_size,
         bank_bytes=bank_gb * 2**30,
-        driver_bytes=DRIVER_GB * 2**30,
+        taken_bytes=taken_gb * 2**30,
     )
+    if lacks_bf16(card_gb):
+        return replace(card, half_precision="fp16")
+    return card
+
+
+def taken_before(world_size: int) -> dict[str, float]:
+    """Return the GB of a card that are not free when a training measures its memory, by part."""
+    parts = {"driver": DRIVER_GB, "CUDA context": CONTEXT_GB}
+    if world_size > 1:
+        parts["NCCL buffers"] = NCCL_GB
+    return parts
+
+
+def lacks_bf16(card_gb: float) -> bool:
+    """Return whether all cards of this size are older than bf16."""
+    return round(card_gb) == WITHOUT_BF16_GB
 
 
 def _gb(num_bytes: float) -> str:
@@ -257,6 +363,27 @@ def footprint(
             weights=sum(parameter.nbytes for parameter in parameters),
             momentum=_momentum_bytes(config, parameters),
         )
+
+
+def rank_footprint(
+    config: Config,
+    *,
+    world_size: int,
+    num_classes: int,
+    precision: str,
+    with_data: bool = False,
+) -> Footprint:
+    """Return the footprint on each of `world_size` ranks; with many classes they split the head."""
+    split_over = 1
+    if build.is_head_split(config, world_size, num_classes):
+        split_over = world_size
+    return footprint(
+        config,
+        num_classes=math.ceil(num_classes / split_over),
+        precision=precision,
+        split_over=split_over,
+        with_data=with_data,
+    )
 
 
 def _embed_zeros(
@@ -409,21 +536,6 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
     return num_bytes
 
 
-def bank_limit(config: Config) -> float:
-    """Return the bytes that noise and RIRs may take on this rank's device."""
-    bank_gb = config.runtime.bank_gb
-    if bank_gb != "auto":
-        return bank_gb * 2**30
-    # `start_ranks` has made this rank's GPU the current one.
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", 1)
-    local_ranks = int(local_world_size)
-    if count_gpus(config.runtime.device, num_ranks=local_ranks):
-        free = batch_size.free_bytes(torch.device("cuda"), local_ranks)
-        return free * GPU_BANK_SHARE
-    free = batch_size.free_bytes(torch.device("cpu"), local_ranks)
-    return min(free * CPU_BANK_SHARE, CPU_BANK_GB * 2**30)
-
-
 def batch_bytes(config: Config, micro_batch: int, *, noise: bool = False) -> int:
     """Return the bytes of a micro-batch from workers: int16 samples, or features of similar size.
 
@@ -446,53 +558,122 @@ def configured_micro_batch(config: Config) -> int | None:
     return None if micro_batch == "auto" else micro_batch
 
 
-def plan_batch(
+def plan_device(
     config: Config,
     ranks: Ranks,
-    task: Task,
     *,
+    num_classes: int,
+    precision: str,
+    banks: BankBytes = NO_BANKS,
     below: int | None = None,
-) -> BatchPlan:
-    """Choose micro-batch and accumulation from the free memory of all ranks.
+) -> DevicePlan:
+    """Plan the batch and the place of the noise from the free memory of all ranks.
 
-    below: only choose a smaller micro-batch, after one of this size ran out of memory.
+    num_classes: of the whole head; 0 without labels. precision: fp32, bf16 or fp16. below: only
+    choose a smaller micro-batch, after one of this size ran out of memory.
+
+    Raises ValueError, with fixes, if the rooms or the smallest micro-batch do not fit.
     """
-
-    def limit(sizes: list[int]) -> int:
-        micro_batch = configured_micro_batch(config)
-        if micro_batch is not None and ranks.device.type != "cuda":
-            # The free memory of a host is too uncertain to refuse a configured size.
-            return micro_batch
-        memory = _measure_memory(config, ranks, task)
-        # The rank with the least memory determines the size for all ranks.
-        most = min(ranks.gather_objects(memory.fit))
-        return memory.require(most, sizes[0])
-
-    return _divide_configured_batch(config, ranks.world_size, limit, below)
-
-
-def _measure_memory(config: Config, ranks: Ranks, task: Task) -> Memory:
-    """Return the free memory of this rank's device, and the footprint of the task."""
     on_gpu = ranks.device.type == "cuda"
-    num_classes = 0
-    if task.head is not None:
-        num_classes = len(task.head.get_parameter("weight_CD"))
-    task_footprint = footprint(
+    # On a GPU with `auto`, noise gets the memory that the batch leaves, and never takes crops away.
+    noise_gets_rest = on_gpu and config.runtime.bank_gb == "auto"
+    noise_on_device = noise_gets_rest or _fits_limit(config, ranks, banks)
+    bank_bytes = banks.rooms
+    if noise_on_device and not noise_gets_rest:
+        bank_bytes += banks.noise
+
+    # The free memory of a host is too uncertain to refuse a configured size: the largest size fits.
+    if not on_gpu and configured_micro_batch(config) is not None:
+        batch = _divide_configured_batch(config, ranks.world_size, max, below)
+        return DevicePlan(batch, noise_on_device)
+
+    memory = _measure_memory(
         config,
+        ranks,
         num_classes=num_classes,
-        precision=task.precision.name,
-        split_over=ranks.world_size if task.split_parameters else 1,
-        with_data=not on_gpu,
+        precision=precision,
+        bank_bytes=bank_bytes,
+    )
+    # The rank with the least memory decides for all ranks, here and below.
+    most = min(ranks.gather_objects(memory.fit))
+    batch = _divide_configured_batch(
+        config,
+        ranks.world_size,
+        lambda sizes: memory.require(most, sizes[0]),
+        below,
+    )
+    reason = memory.why_fewer(batch, most)
+    if reason:
+        log.info("%s", reason)
+
+    if noise_gets_rest and banks.noise:
+        # After running out of memory, the freed memory stays free.
+        num_crops = max(batch.micro_batch, below or 0)
+        left = min(ranks.gather_objects(memory.left(num_crops)))
+        noise_on_device = banks.noise <= left
+        if not noise_on_device:
+            limit = banks.rooms + left
+            _report_noise(banks, limit, "that the training leaves on the GPU")
+    return DevicePlan(batch, noise_on_device)
+
+
+def _fits_limit(config: Config, ranks: Ranks, banks: BankBytes) -> bool:
+    """Return whether noise and rooms fit into `runtime.bank_gb`; ValueError if the rooms do not."""
+    bank_gb = config.runtime.bank_gb
+    if bank_gb == "auto":
+        free = batch_size.free_bytes(ranks.device, ranks.local_size)
+        limit = min(free * CPU_BANK_SHARE, CPU_BANK_GB * 2**30)
+    else:
+        limit = bank_gb * 2**30
+    # The rank with the least memory decides for all ranks.
+    limit = min(ranks.gather_objects(limit))
+    if banks.rooms > limit:
+        raise ValueError(
+            f"runtime.bank_gb: the rooms take {banks.rooms / 2**30:.1f} GB, more than"
+            f" {limit / 2**30:.3g} GB; set a larger value, or list fewer files in"
+            " data.rirs"
+        )
+    noise_on_device = sum(banks) <= limit
+    if not noise_on_device:
+        _report_noise(banks, limit, "of runtime.bank_gb")
+    return noise_on_device
+
+
+def _report_noise(banks: BankBytes, limit: float, source: str) -> None:
+    log.info(
+        "data.noise: noise and rooms take %.1f GB, more than the %.3g GB %s: the data"
+        " workers read the noise and send it with each crop, which slows them down",
+        sum(banks) / 2**30,
+        limit / 2**30,
+        source,
     )
 
-    # Noise and RIRs are not yet on the GPU; on a host they are already in memory.
-    bank_bytes = 0
-    if on_gpu:
-        bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers())
+
+def _measure_memory(
+    config: Config,
+    ranks: Ranks,
+    *,
+    num_classes: int,
+    precision: str,
+    bank_bytes: int,
+) -> Memory:
+    """Return the free memory of the rank with the least, and the footprint of this rank."""
+    on_gpu = ranks.device.type == "cuda"
+    free = batch_size.free_bytes(ranks.device, ranks.local_size)
+    # Of a host, only a share of the memory that is free beside noise and rooms is planned.
+    if not on_gpu:
+        free -= bank_bytes
+        bank_bytes = 0
     return Memory(
         config,
-        task_footprint,
-        free=batch_size.free_bytes(ranks.device, ranks.local_size),
+        rank_footprint(
+            config,
+            world_size=ranks.world_size,
+            num_classes=num_classes,
+            precision=precision,
+            with_data=not on_gpu,
+        ),
+        free=min(ranks.gather_objects(free)),
         on_gpu=on_gpu,
         world_size=ranks.world_size,
         bank_bytes=bank_bytes,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
 from speakerlab.experiments import consistency, run_log
 from speakerlab.experiments.averaging import average_newest
-from speakerlab.experiments.corpus import Corpus
+from speakerlab.experiments.corpus import Corpus, bank_sizes
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
 from speakerlab.experiments.initial import init_from, keep_the_better
 from speakerlab.experiments.model_card import stated_of_corpora
-from speakerlab.experiments.planning import plan_batch
+from speakerlab.experiments.planning import plan_device
 from speakerlab.experiments.train_batches import TrainBatches
 from speakerlab.experiments.validation import (
     ClassValidation,
@@ -122,6 +122,18 @@ def build_training(
     # What is learned: the classes of the corpus, and the network with its weights.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     consistency.check_training_data(config, corpus, exp_dir)
+
+    # How it fits into this machine: the micro-batch, and the place of the noise.
+    plan, noise_on_device = plan_device(
+        config,
+        ranks,
+        num_classes=len(classes),
+        precision=precision.name,
+        banks=bank_sizes(config, corpus),
+        below=below,
+    )
+    corpus = replace(corpus, noise_on_device=noise_on_device)
+
     task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
     embedder = task.embedder
     assert isinstance(embedder, Embedder)  # Task itself takes any module
@@ -145,8 +157,7 @@ def build_training(
         # Kept, because `publish_result` compares the trained weights with the initial ones.
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
 
-    # How it fits into this machine: the micro-batch, BatchNorm over ranks, kernels.
-    plan = plan_batch(config, ranks, task, below=below)
+    # The parts of the task for this machine: BatchNorm over ranks, and kernels.
     # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
     if plan.joined_ranks > 1:
         join_batchnorms(task, ranks.neighbours(plan.joined_ranks))

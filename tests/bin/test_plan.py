@@ -10,12 +10,10 @@ from refusals import refuses
 from tiny import CONFIG, ROOT
 
 from speakerlab.bin.plan import main
-from speakerlab.config import build
 from speakerlab.config.schema import load_config
 from speakerlab.experiments import planning
-from speakerlab.experiments.planning import plan_batch
+from speakerlab.experiments.planning import BankBytes, plan_device
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.precision import resolve_precision
 
 TINY = ["--model", "campplus_tiny", "--speakers", "10"]
 
@@ -26,18 +24,23 @@ def test_the_parts_of_a_card_add_up(capsys):
     text = capsys.readouterr().out
     assert text.startswith("campplus, ")
     assert re.search("11 GB +fp32", text)
-    (fits,) = [line for line in text.splitlines() if "for CUDA" in line]
-    fixed, crops, _ = map(float, re.findall(r"[\d.]+", fits))
-    assert fixed >= 2.5  # with noise and rooms
-    # What is left is less than one more crop would take.
-    free = 0.92 * (11 - 0.25)
-    assert free - 0.03 < fixed + crops < free + 0.01
+    rows = re.findall(r"^ +([\d.]+) GiB  (.*)$", text, re.MULTILINE)
+    parts = {name: float(gib) for gib, name in rows}
+    assert sum(parts.values()) == pytest.approx(11, abs=0.05)
+    assert parts["driver"] == 0.25
+    assert parts["CUDA context"] == 0.4
+    assert parts["NCCL buffers"] == 0.25
+    assert parts["noise and rooms"] == 1
+    assert parts["libraries, weights, gradients and optimizer"] >= 1.1
+    assert parts["reserve"] == pytest.approx(0.08 * 10.1, abs=0.01)
+    (crops,) = [gib for name, gib in parts.items() if name.endswith(" crops")]
+    assert crops > 0
 
     sizes = re.search(r"global batch (\d+) = micro-batch (\d+) x 2 ranks x (\d+)", text)
     assert sizes is not None
     global_batch, micro_batch, accumulation = map(int, sizes.groups())
     assert global_batch == micro_batch * 2 * accumulation
-    assert "not counted" not in text
+    assert "counted: 1 GB for noise and rooms (--bank-gb)" in text
 
 
 def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
@@ -46,7 +49,7 @@ def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
     text = capsys.readouterr().out
     assert "global batch 32, training.bn_batch 16" in text
 
-    pattern = r"^  (\d+) GB   (\w+) .* (\d+ x \d+ x \d+) +(\d+)$"
+    pattern = r"^  (\d+) GB   (\w+) .* (\d+ x \d+ x \d+) +(\d+) +[\d.]+$"
     rows = re.findall(pattern, text, re.MULTILINE)
     cards = ("16", "24", "32", "40", "80")
     # No card of 11 GB has bf16.
@@ -55,7 +58,40 @@ def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
     for _, _, split, bn_batch in rows:
         assert split == "16 x 1 x 2"
         assert bn_batch == "16"
-    assert re.search("not counted: noise and rooms, up to 4 GB .*--bank-gb", text)
+    assert "counted: 0.1 GB for rooms (see --bank-gb); noise may take the GiB" in text
+
+
+@pytest.mark.usefixtures("footprints")
+@pytest.mark.parametrize(
+    ("options", "banks_gib", "line"),
+    [
+        ([], 0.1, "counted: 0.1 GB for rooms"),
+        (["--set", "augment.room_prob=0"], 0, None),
+        (["--set", "runtime.bank_gb=3"], 3, "counted: 3 GB, the most for noise and"),
+        (["--bank-gb", "2", "--set", "runtime.bank_gb=3"], 2, "counted: 2 GB for"),
+        (["--bank-gb", "0"], 0, None),
+    ],
+)
+def test_noise_and_rooms_are_counted(capsys, options, banks_gib, line):
+    main([*TINY, "--gpu-mem", "24", "--precision", "fp32", *options])
+    text = capsys.readouterr().out
+    assert f"{banks_gib:6.2f} GiB  noise and rooms\n" in text
+    assert ("counted: " in text) == (line is not None)
+    assert line is None or line in text
+
+
+def test_a_micro_batch_of_the_user_may_take_the_reserve(footprints, capsys):
+    """Of 13.3 GB, `auto` takes 32 crops of 60 s, and leaves memory for noise."""
+    card = ["--gpu-mem", "13.3", "--set", *LONG]
+    main([*TINY, *card, "runtime.micro_batch=64"])
+    rows = re.findall(r"([\d.]+) GiB  (\w+)", capsys.readouterr().out)
+    reserve = {name: float(gib) for gib, name in rows}["reserve"]
+    assert 0 < reserve < 0.08 * 13
+    assert ("0.00", "left") in rows
+    main([*TINY, *card])
+    rows = re.findall(r"([\d.]+) GiB  (\w+)", capsys.readouterr().out)
+    (left,) = [float(gib) for gib, name in rows if name == "left"]
+    assert left > 4
 
 
 @pytest.fixture
@@ -101,7 +137,7 @@ NEXT = "training.bn_batch=64"
             4,
             1,
             LONG,
-            ("--gpu-mem", 16, "11 do", "micro_batch=8", "bf16", "5 GB", "crop_seconds"),
+            ("--gpu-mem", 16, "10 do", "micro_batch=8", "bf16", "5 GB", "crop_seconds"),
         ),
         (5, 1, LONG, (16, 16, 16)),
         (4, 1, (*LONG, "data.crop_seconds=40"), (16, 16, 16)),
@@ -117,10 +153,10 @@ NEXT = "training.bn_batch=64"
             ("runtime.micro_batch", 24, "16 and 32"),
         ),
         (
-            11,
+            12,
             1,
             (*LONG, "runtime.micro_batch=64"),
-            ("runtime.micro_batch", 64, 52, "micro_batch=32"),
+            ("runtime.micro_batch", 64, 57, "micro_batch=32"),
         ),
         (13.3, 1, (*LONG, "runtime.micro_batch=64"), (64, 4, 64)),  # auto takes 32
         (13.3, 1, LONG, (32, 8, 32)),
@@ -133,16 +169,19 @@ def test_a_plan_is_what_training_decides(
     """Only the free memory of the GPU is simulated."""
     config = load_config([Path(CONFIG)], settings)
     ranks = Alike(0, gpus, gpus, torch.device("cuda"))
-    precision = resolve_precision("fp32", "cpu")
-    task = build.build_task(config, num_classes=30, precision=precision)
-    task.set_precision(resolve_precision(config.runtime.precision, "cpu"))
-    # The driver keeps 0.25 GB of a card.
-    free = int((card_gb - 0.25) * 2**30)
+    options = {
+        "num_classes": 30,
+        "precision": config.runtime.precision,
+        "banks": BankBytes(rooms=int(0.1 * 2**30)),
+    }
+    # Of a card, the driver, CUDA and NCCL take their part before.
+    taken_gb = 0.65 if gpus == 1 else 0.9
+    free = max(int((card_gb - taken_gb) * 2**30), 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
     card = ["--gpu-mem", f"{card_gb}", "--gpus", f"{gpus}"]
     arguments = [*TINY, *card, "--set", *settings]
     if isinstance(expected[0], int):
-        plan = plan_batch(config, ranks, task)
+        plan, _ = plan_device(config, ranks, **options)
         micro_batch, accumulation, bn_batch = expected
         assert plan.micro_batch == micro_batch
         assert plan.accumulation == accumulation
@@ -153,7 +192,7 @@ def test_a_plan_is_what_training_decides(
     with refuses(*expected) as planned:
         main(arguments)
     with pytest.raises(type(planned.value)) as trained:
-        plan_batch(config, ranks, task)
+        plan_device(config, ranks, **options)
     # Training gives the same reason, except for the sizes in it.
     subject, reason = without_sizes(planned.value).split(":", 1)
     _, trained_reason = without_sizes(trained.value).split(":", 1)
@@ -174,8 +213,8 @@ def test_without_labels_an_utterance_is_planned_with_all_its_views(capsys):
     views = "utterances (views: 1 of 4 s, 4 of 2 s)"
     assert text.startswith(f"campplus, sdpn, {views}, global batch 16")
     assert "MiB/utterance   utterances that fit" in text
-    assert re.search(r"for \d+ utterances\n", text)
-    assert re.search("16 x 1 x 1 +16\n", text)
+    assert re.search(r"GiB  \d+ utterances\n", text)
+    assert re.search("16 x 1 x 1 +16 ", text)
     assert "crop" not in text
     problem = ("--gpu-mem", "16 utterances (views", "training.global_batch")
     with refuses(*problem) as caught:
@@ -189,6 +228,7 @@ def test_a_table_shows_what_does_not_fit_and_refuses_only_if_nothing_does(capsys
     text = capsys.readouterr().out
     problem = "--gpu-mem: 16 crops of 2 s in bf16"
     assert re.search(rf"11 GB   bf16 .* 0   refused: {problem}", text)
+    assert "less than 9 GB of noise and rooms" in " ".join(text.split())
     assert re.search(r"16 GB   bf16 .* 32 x 1 x 1", text)
     with refuses("--gpu-mem", 16, "do not fit in 80 GB"):
         main([*TINY, "--precision", "bf16", "--bank-gb", "99"])
@@ -233,7 +273,7 @@ def test_classes_are_not_multiplied_by_speeds_that_make_none(
     main([*TINY, "--gpu-mem", "11", "--set", *bare])
     text = capsys.readouterr().out
     assert text.startswith("campplus, 10 classes")
-    assert "not counted" not in text
+    assert "counted: " not in text
 
 
 @pytest.mark.parametrize(

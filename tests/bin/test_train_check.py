@@ -144,6 +144,11 @@ REFUSED = {
         "cuda",
         "no GPU found",
     ),
+    "--set runtime.num_workers=1000000": (
+        "runtime.num_workers",
+        "1000000 for each of 1 ranks do not fit in /dev/shm",
+        "--shm-size=",
+    ),
     "--gpus 0,1": ("--gpus", "2 requested", "0,1", "no GPU found"),
     "--gpus 0 --set runtime.device=cpu": ("--gpus", 0, "runtime.device is cpu"),
     "--gpus 0 --config campplus_tiny hardware/cpu": (

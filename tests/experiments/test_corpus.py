@@ -1,5 +1,6 @@
 """Training and validation data, classes by label, and noise on the device or the host."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,14 @@ from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments.consistency import record_classes
 from speakerlab.experiments.corpus import (
+    bank_sizes,
     num_valid_speakers,
     read_corpus,
     row_labels,
     row_names,
 )
+from speakerlab.experiments.planning import plan_device
 from speakerlab.experiments.train_batches import TrainBatches
-from speakerlab.training import batch_size
-from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import start_ranks
 
 BARE = ("augment.noise_prob=0", "augment.room_prob=0")
@@ -91,9 +92,16 @@ def build_all(config, *, positions: int):
     """Return (corpus, crops, the waves that training would see)."""
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
-    augment = build.build_augment(config, **corpus.banks)
     ranks = start_ranks(timeout_minutes=1)
-    plan = BatchPlan(1, 1, 1, "")
+    plan, noise_on_device = plan_device(
+        config,
+        ranks,
+        num_classes=len(names),
+        precision="fp32",
+        banks=bank_sizes(config, corpus),
+    )
+    corpus = replace(corpus, noise_on_device=noise_on_device)
+    augment = build.build_augment(config, **corpus.banks)
     source = TrainBatches(config, corpus, names, augment, ranks, plan)
     crops = source.crops_of(attempt=0)
     drawn = [
@@ -108,6 +116,7 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
         "augment.noise_prob=0.9",
         "augment.codec_prob=0",
         "data.crop_seconds=0.5",
+        "runtime.micro_batch=2",
     )
     on_device = noisy(*settings)
     device, crops, wave_BS = build_all(on_device, positions=64)
@@ -178,23 +187,18 @@ def test_augmentation_without_recordings_is_refused(
     assert len(corpus.noise) == num_noises
 
 
-def test_rooms_beyond_the_limit_are_an_error(noisy):
-    with refuses("runtime.bank_gb", "rooms", 8e-05):
-        read_corpus(noisy("runtime.bank_gb=0.00008"))
+def test_the_sizes_of_rooms_and_noise_are_those_of_their_banks(noisy):
+    config = noisy("data.crop_seconds=0.5")
+    corpus = read_corpus(config)
+    augment = build.build_augment(config, **corpus.banks)
+    buffers = dict(augment.named_buffers())
+    sizes = bank_sizes(config, corpus)
+    assert sizes.rooms == buffers["augmentations.room.room_KL"].nbytes > 0
+    assert sizes.noise == buffers["augmentations.noise.bank"].nbytes > 0
 
-
-def test_the_automatic_limit_decides_where_noise_is_kept(noisy, monkeypatch):
-    """The rooms take 97 kB, with the noise 420 kB; a CPU gives a quarter of its free memory."""
-    settings = ("runtime.bank_gb=auto", "runtime.device=cpu")
-    free = 10**6
-    monkeypatch.setattr(batch_size, "free_bytes", lambda *_: free)
-    assert not read_corpus(noisy(*settings)).noise_on_device
-    free = 10**8
-    assert read_corpus(noisy(*settings)).noise_on_device
-
-    free = 10**5
-    with refuses("runtime.bank_gb", "rooms"):
-        read_corpus(noisy(*settings))
+    config = noisy(*BARE)
+    corpus = read_corpus(config)
+    assert bank_sizes(config, corpus) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,29 @@ def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch
     assert ranks.local_size == 4
 
 
+@pytest.mark.parametrize("visible", [None, "3"])
+def test_torchrun_in_each_task_of_slurm_uses_the_gpu_of_the_task(
+    machine, monkeypatch, visible
+):
+    """srun --gpus-per-task=1 torchrun --nnodes=4 --nproc-per-node=1."""
+    machine(1, visible)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda *_, **__: None,
+    )
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert start_ranks(timeout_minutes=1).rank == 3
+    assert chosen == [torch.device("cuda", 0)]
+
+
 @pytest.mark.parametrize(
     ("variables", "visible", "is_bound"),
     [
