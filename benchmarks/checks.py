@@ -16,9 +16,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import torch
-from sides import ROOT, run_case, say, wants
+from sides import ROOT, report, run_case, say, wants
 
-PEERS = QUICK = ()
 HARMED = "tests/bin/test_harm.py::test_"
 CHECKS = {
     # By name: other files import the development tools.
@@ -40,20 +39,16 @@ CHECKS = {
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield a row for each check that passes; exit at the first that fails."""
-    from rows import Row
-
-    def row(name: str, num_passed: int) -> Row:
-        say(f"check.{name}: {num_passed} passed")
-        return Row(name=f"check.{name}", ours=num_passed, unit="passed")
-
+    on_gpu = options.device != "cpu"
     if wants(options, "check.doctor"):
-        yield row("doctor", doctor(options.folder, on_gpu=options.device != "cpu"))
+        num_ok = doctor(options.folder, on_gpu=on_gpu)
+        yield report("check.doctor", [[num_ok]], unit="passed")
     for name, test_arguments in CHECKS.items():
         if wants(options, f"check.{name}"):
             num_passed = count_tests(test_arguments, options.folder / "tests.xml")
-            if not num_passed and options.device != "cpu":
+            if not num_passed and on_gpu:
                 raise SystemExit(f"check.{name}: all tests were skipped; see above")
-            yield row(name, num_passed)
+            yield report(f"check.{name}", [[num_passed]], unit="passed")
 
 
 def doctor(folder: Path, *, on_gpu: bool) -> int:
@@ -85,4 +80,4 @@ def count_tests(test_arguments: Sequence[str], report: Path) -> int:
 
 
 if __name__ == "__main__":
-    run_case(__doc__, compare, peers=PEERS)
+    run_case(__doc__, compare, peers=())

@@ -21,27 +21,28 @@ which leaves one crop in five clean. Before anything is timed, both must compute
 
 import argparse
 import csv
-import os
 import random
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sides import (
-    Process,
+    ROOT,
     add_seconds,
+    close_sides,
     import_peer,
     report,
+    require_equal,
     run_case,
     run_of,
     say,
+    start_sides,
     take_turns,
     timed,
-    values_of,
     wants,
 )
 from torch import Tensor
@@ -59,6 +60,52 @@ ALLOWED = 1e-2
 RATIOS = {"0.9": (9, 10), "1.1": (11, 10)}
 
 
+def start_training(
+    *,
+    folder: str,
+    source: str,
+    micro_batch: int,
+    crop_seconds: float,
+    model: str = "campplus",
+    device: str = "cpu",
+    precision: str = "fp32",
+    workers: int = 0,
+    augment_prob: float = PROB,
+    settings: Sequence[str] = (),
+) -> Any:
+    """Start the training that `speakerlab train` builds from conf/<model>.yaml.
+
+    Only what both sides must have alike is changed. settings: KEY=VALUE.
+    """
+    from speakerlab.config.schema import load_config
+    from speakerlab.core import process
+    from speakerlab.experiments import train
+    from speakerlab.experiments.hardware import start_rank
+    from speakerlab.training.signals import Signals
+
+    values = {
+        "data.dir": folder,
+        "data.train": f"[{source}]",
+        "data.valid_speakers": 0,
+        "data.crop_seconds": crop_seconds,
+        "augment.speed_classes": "on",
+        "augment.room_prob": augment_prob,
+        "augment.noise_prob": augment_prob,
+        "training.global_batch": micro_batch,
+        "training.bn_batch": "null",
+        "training.num_epochs": 10000,  # never done
+        "runtime.device": torch.device(device).type,
+        "runtime.micro_batch": micro_batch,
+        "runtime.num_workers": workers,
+        "runtime.precision": precision,
+    }
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    config = load_config([ROOT / "conf" / f"{model}.yaml"], [*overrides, *settings])
+    exp = Path(tempfile.mkdtemp(prefix="exp", dir=folder))
+    signals = Signals(process.leave)
+    return train.start_training(exp, None, config, start_rank(config), signals)
+
+
 class Ours:
     """Our chain, built from a configuration as training builds it."""
 
@@ -66,42 +113,16 @@ class Ours:
         self, folder: str, source: str, micro_batch: int, crop_seconds: float
     ) -> None:
         torch.set_num_threads(1)
-        # The CPU's work is measured, on any machine.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.folder = folder
-        self.micro_batch = micro_batch
         self.crop_seconds = crop_seconds
-        self.training = self._training(source, PROB)
+        self.training = start_training(
+            folder=folder,
+            source=source,
+            micro_batch=micro_batch,
+            crop_seconds=crop_seconds,
+        )
         self.augment = self.training.trainer.source.augment
         self.batches = self.training.trainer.source.read_from(0, 0)
-
-    def _training(self, source: str, prob: float, **overrides: object) -> Any:
-        from speakerlab.config.schema import load_config
-        from speakerlab.core import process
-        from speakerlab.experiments.train import start_training
-        from speakerlab.training.distributed import start_ranks
-        from speakerlab.training.signals import Signals
-
-        values = {
-            "model.name": "campplus",
-            "data.dir": self.folder,
-            "data.train": f"[{source}]",
-            "data.valid_speakers": 0,
-            "data.crop_seconds": self.crop_seconds,
-            "augment.room_prob": prob,
-            "augment.noise_prob": prob,
-            "training.global_batch": self.micro_batch,
-            "training.bn_batch": "null",
-            "training.num_epochs": 10000,  # never done
-            "runtime.micro_batch": self.micro_batch,
-            "runtime.num_workers": 0,
-            "runtime.precision": "fp32",
-            **overrides,
-        }
-        config = load_config([], [f"{key}={value}" for key, value in values.items()])
-        exp = Path(tempfile.mkdtemp(prefix="exp", dir=self.folder))
-        ranks, signals = start_ranks(timeout_minutes=1.0), Signals(process.leave)
-        return start_training(exp, None, config, ranks, signals)
 
     @torch.no_grad()
     def run(self, work: str, steps: int) -> float:
@@ -119,12 +140,14 @@ class Ours:
         """Write feats_TF of each clip, without augmentation."""
         from speakerlab.data.loader import collate
 
-        overrides = {
-            "augment.speeds": "[1.0]",
-            "training.global_batch": 1,
-            "runtime.micro_batch": 1,
-        }
-        training = self._training("clips", 0.0, **overrides)
+        training = start_training(
+            folder=self.folder,
+            source="clips",
+            micro_batch=2,  # the fewest that the model can be trained with
+            crop_seconds=self.crop_seconds,
+            augment_prob=0.0,
+            settings=["augment.speeds=[1.0]"],
+        )
         source = training.trainer.source
         crops, feats = source.crops_of(attempt=0), {}
         for row, name in enumerate(crops.manifest.ids):
@@ -136,7 +159,10 @@ class Ours:
 class Peer:
     """3D-Speaker's reader, speed, augmentation and features, over the wav copies."""
 
-    def __init__(self, folder: str, micro_batch: int, crop_seconds: float) -> None:
+    def __init__(
+        self, folder: str, source: str, micro_batch: int, crop_seconds: float
+    ) -> None:
+        """Take the options of our side; the peer only reads `wav`."""
         torch.set_num_threads(1)
         random.seed(0)
         replace_torchaudio()
@@ -214,6 +240,12 @@ def replace_torchaudio() -> None:
     )
 
 
+def replace_cuda() -> None:
+    """Have `cuda` leave tensors and modules where they are, where there is no GPU."""
+    for kind in (Tensor, torch.nn.Module):
+        kind.cuda = lambda self, *_args, **_options: self
+
+
 def write_list(data_dir: Path, crop_seconds: float) -> Path:
     """Write 3D-Speaker's list of a data directory: a row for every crop that fits."""
     path = data_dir / "peer.csv"
@@ -240,37 +272,24 @@ def read_pairs(path: Path) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in lines)
 
 
-def require_equal(ours: Process, peer: Process, folder: Path) -> None:
-    """Print how far the features are apart; exit where they differ."""
-    our_feats, peer_feats = values_of([ours, peer], folder)
-    assert our_feats.keys() == peer_feats.keys()
-    errors = [np.abs(our_feats[name] - peer_feats[name]).max() for name in peer_feats]
-    error = float(max(errors))
-    say(f"features of {len(our_feats)} crops, largest difference: {error:.1e}")
-    if not error <= ALLOWED:
-        raise SystemExit("data.py: the features are not equal; nothing was timed")
-
-
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every source."""
     import corpus
 
     packed = "shard" in options.source
     say(corpus.make(options, crop_seconds=options.crop_seconds, pack=packed))
-    side_options = {
-        "folder": options.folder,
-        "micro_batch": options.micro_batch,
-        "crop_seconds": options.crop_seconds,
-    }
-    peer = None
-    if options.peers:
-        root = options.peers["3dspeaker"]
-        peer = Process("data", "3dspeaker", root, threads=1, **side_options)
     for source in options.source:
-        ours = Process("data", "ours", threads=1, source=source, **side_options)
-        if peer is not None and source == options.source[0]:
-            require_equal(ours, peer, options.folder)
-        sides = [ours] if peer is None else [ours, peer]
+        sides = start_sides(
+            "data",
+            1,  # thread
+            options.peers,
+            folder=options.folder,
+            source=source,
+            micro_batch=options.micro_batch,
+            crop_seconds=options.crop_seconds,
+        )
+        if options.peers:
+            require_equal("features", sides, options.folder, allowed=ALLOWED)
         for work in WORKS:
             name = f"data.{work}" + ("" if source == "shard" else f".{source}")
             if not wants(options, name):
@@ -279,9 +298,7 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
             amount = options.micro_batch
             turns = take_turns(runs, amount=amount, seconds=options.seconds)
             yield report(name, turns, unit="crops/s")
-        ours.close()
-    if peer is not None:
-        peer.close()
+        close_sides(sides)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -16,8 +16,6 @@ Letters: S samples, N windows, D dimensions.
 
 import argparse
 import itertools
-import sys
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,18 @@ from typing import Any
 import data
 import numpy as np
 from sides import (
-    MIN_TURNS,
     Process,
     Side,
+    add_seconds,
     close_sides,
     import_peer,
     peaks_of,
+    replace_module,
     report,
     run_case,
     run_of,
     say,
+    start_sides,
     take_turns,
     timed,
     wants,
@@ -55,15 +55,13 @@ class Ours(Side):
     """The command `diarize`, and the clustering that it uses."""
 
     def __init__(self, folder: str, model: str, device: str) -> None:
-        self.folder, self.model, self.device = Path(folder), model, device
-
-    def write_checkpoint(self) -> None:
         """Write the weights of the backbone as the peer reads them."""
         import torch
 
         from speakerlab.checkpoints.published import load_published
 
-        backbone = load_published(Path(self.model)).embedder.get_submodule("backbone")
+        self.folder, self.model, self.device = Path(folder), model, device
+        backbone = load_published(Path(model)).embedder.get_submodule("backbone")
         torch.save(backbone.state_dict(), self.folder / "peer.pt")
 
     def diarize(self, precision: str) -> None:
@@ -79,8 +77,8 @@ class Ours(Side):
         ]
         diarize.main(arguments)
 
-    def run(self, precision: str) -> float:
-        return timed(lambda: self.diarize(precision), self.device)
+    def run(self, precision: str, steps: int) -> float:
+        return timed(lambda: self.diarize(precision), self.device, steps=steps)
 
     def cluster(self, method: str, emb_ND: np.ndarray) -> np.ndarray:
         """Return the speaker of each window."""
@@ -108,7 +106,7 @@ class Peer(Ours):
     def __init__(self, folder: str, model: str, device: str) -> None:
         import torch
 
-        super().__init__(folder, model, device)
+        self.folder, self.device = Path(folder), device
         data.replace_torchaudio()
         for name in (
             "umap",
@@ -116,8 +114,8 @@ class Peer(Ours):
             "modelscope.pipelines",
             "modelscope.utils.constant",
         ):
-            add_module(name, pipeline=None, Tasks=None)
-        add_module("pyannote.audio", Inference=None, Model=None)
+            replace_module(name, pipeline=None, Tasks=None)
+        replace_module("pyannote.audio", Inference=None, Model=None)
         script = import_peer("speakerlab.bin.infer_diarization")
         self.build_cluster = script.get_cluster_backend
         regions = []  # in milliseconds
@@ -155,47 +153,30 @@ class Peer(Ours):
 SIDES = {"ours": Ours, "3dspeaker": Peer}
 
 
-def add_module(name: str, **members: Any) -> None:
-    """Let `import name` find an empty module: one that the peer imports and does not use here."""
-    top = name.partition(".")[0]
-    sys.modules.setdefault(top, types.ModuleType(top))
-    sys.modules[name] = module = types.ModuleType(name)
-    module.__dict__.update(members)
-
-
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of the recording, of the drawn windows and of the given data."""
     if options.data and options.model is None:
         raise SystemExit("diarization.py: --data needs --model")
-    side_options: dict[str, Any] = {"folder": options.folder, "device": options.device}
-    side_options["model"] = options.model or options.folder / "campplus/model"
     if options.model is None:
         Process(
             "extract", "ours", folder=options.folder, model="campplus", device="cpu"
         ).close()
     seconds = make_recording(options)
     np.save(options.folder / "drawn.npy", draw_windows(options.windows))
-    sides = [Process("diarization", "ours", threads=options.threads, **side_options)]
-    sides[0].ask("write_checkpoint")
-    if options.peers:
-        root = options.peers["3dspeaker"]
-        sides.append(
-            Process(
-                "diarization",
-                "3dspeaker",
-                root,
-                threads=options.threads,
-                **side_options,
-            )
-        )
+    sides = start_sides(
+        "diarization",
+        options.threads,
+        options.peers,
+        folder=options.folder,
+        model=options.model or options.folder / "campplus/model",
+        device=options.device,
+    )
     note = f"{seconds:.0f} s of audio"
     for precision in PRECISIONS:
         name = f"diarize.campplus.{precision}"
         if wants(options, name):
-            turns = []
-            for _ in range(MIN_TURNS):
-                durations = [side.ask("run", precision=precision) for side in sides]
-                turns.append([seconds / duration for duration in durations])
+            runs = [run_of(side, precision=precision) for side in sides]
+            turns = take_turns(runs, amount=seconds, seconds=0.0)  # as few as can be
             yield report(name, turns, unit="s/s", note=note, **peaks_of(sides))
     for method in METHODS:
         name = f"cluster.{method}"
@@ -317,8 +298,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--audio", type=Path, metavar="DIR", help="a folder per speaker, flac or wav")
     add("--audio-seconds", type=float, default=900.0, help="of the recording (900)")
     add("--windows", type=int, default=4800, help="that are drawn (4800, an hour)")
-    seconds = "of clustering of each side of each row"
-    add("--seconds", type=float, default=30.0, help=seconds)
+    add_seconds(parser, 30.0)
 
 
 if __name__ == "__main__":

@@ -26,26 +26,28 @@ epoch.
 import argparse
 import logging
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import data
 import torch
 from sides import (
-    ROOT,
     Process,
     Side,
     add_seconds,
+    close_sides,
     die_with_parent,
     import_peer,
     peaks_of,
+    peer_tree,
     report,
+    require_same_facts,
     run_case,
     run_of,
     say,
+    start_sides,
     take_turns,
     timed,
     wants,
@@ -68,17 +70,9 @@ RECIPES = {
 class Ours(Side):
     """A training as `speakerlab train` builds it, step by step."""
 
-    def __init__(self, **config_options: Any) -> None:
-        """Take `how`, arguments of `config_of`."""
-        from speakerlab.core import process
-        from speakerlab.experiments.hardware import start_rank
-        from speakerlab.experiments.train import start_training
-        from speakerlab.training.signals import Signals
-
-        config, self.device = config_of(**config_options), config_options["device"]
-        exp = Path(tempfile.mkdtemp(prefix="exp", dir=config_options["folder"]))
-        signals = Signals(process.leave)
-        self.training = start_training(exp, None, config, start_rank(config), signals)
+    def __init__(self, device: str, **training_options: Any) -> None:
+        self.device = device
+        self.training = data.start_training(device=device, **training_options)
         trainer = self.trainer = self.training.trainer
         trainer.start()
         trainer.open()
@@ -114,51 +108,16 @@ class Ours(Side):
         )
 
 
-def config_of(
-    *,
-    model: str,
-    source: str,
-    precision: str,
-    device: str,
-    folder: str,
-    micro_batch: int,
-    crop_seconds: float,
-    workers: int,
-    settings: Sequence[str] = (),
-) -> Any:
-    """Return conf/<model>.yaml, of which only what both sides must have alike is changed."""
-    from speakerlab.config.schema import load_config
-
-    values = {
-        "data.dir": folder,
-        "data.train": f"[{source}]",
-        "data.valid_speakers": 0,
-        "data.crop_seconds": crop_seconds,
-        "augment.speed_classes": "on",
-        "augment.room_prob": data.PROB,
-        "augment.noise_prob": data.PROB,
-        "training.global_batch": micro_batch,
-        "training.bn_batch": "null",
-        "training.num_epochs": 10000,  # never done
-        "runtime.device": torch.device(device).type,
-        "runtime.micro_batch": micro_batch,
-        "runtime.num_workers": workers,
-        "runtime.precision": precision,
-    }
-    overrides = [f"{key}={value}" for key, value in values.items()]
-    return load_config([ROOT / "conf" / f"{model}.yaml"], [*overrides, *settings])
-
-
 class Peer(Side):
     """A training as 3D-Speaker's train.py sets it up from its recipe's YAML."""
 
-    def __init__(self, device: str, **alike: Any) -> None:
+    def __init__(self, device: str, **options: Any) -> None:
         data.replace_torchaudio()
         if not torch.cuda.is_available():
-            torch.Tensor.cuda = lambda self, *_args, **_more: self
+            data.replace_cuda()
         self.train = import_peer("speakerlab.bin.train").train
         build = import_peer("speakerlab.utils.builder").build
-        config = self.config = self._config(**alike)
+        config = self.config = self._config(**options)
         self.device = device
         dataset = build("dataset", config)
         sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS)
@@ -190,6 +149,7 @@ class Peer(Side):
         micro_batch: int,
         crop_seconds: float,
         workers: int,
+        **_of_ours: Any,
     ) -> Any:
         """Return its recipe's configuration, with what both sides must have alike."""
         values = {
@@ -202,10 +162,9 @@ class Peer(Side):
             "batch_size": micro_batch,
             "num_workers": workers,
         }
-        its_config = import_peer("speakerlab.utils.config")
-        recipe = Path(its_config.__file__).parents[2] / RECIPES[model]
         arguments = [f"--{key}={value}" for key, value in values.items()]
-        return its_config.build_config(str(recipe), arguments)
+        build_config = import_peer("speakerlab.utils.config").build_config
+        return build_config(str(peer_tree() / RECIPES[model]), arguments)
 
     def run(self, steps: int) -> float:
         """Return the seconds that its training loop takes for so many steps."""
@@ -259,60 +218,41 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
 
     pack = options.source == "shard"
     say(corpus.make(options, crop_seconds=options.crop_seconds, pack=pack))
-    for model in options.model:
-        side_options = {
-            "model": model,
-            "device": options.device,
-            "folder": options.folder,
-            "micro_batch": options.micro_batch,
-            "workers": options.workers,
-            "crop_seconds": options.crop_seconds,
-        }
-        peer, threads = None, options.threads
-        if options.peers:
-            root = options.peers["3dspeaker"]
-            peer = Process(
-                "end_to_end", "3dspeaker", root, threads=threads, **side_options
-            )
-        for precision in options.precision:
-            ending = [] if precision == "bf16" else [precision]
-            name = ".".join(["end_to_end", model, *ending, *options.set])
-            if wants(options, name) or wants(options, f"{name}.data_wait"):
-                our_options = {
-                    **side_options,
-                    "source": options.source,
-                    "precision": precision,
-                    "settings": options.set,
-                }
-                ours = Process("end_to_end", "ours", threads=threads, **our_options)
-                yield from compare_with(name, ours, peer, MODELS[model], options)
-                ours.close()
-        if peer is not None:
-            peer.close()
+    for model, precision in product(options.model, options.precision):
+        ending = [] if precision == "bf16" else [precision]
+        name = ".".join(["end_to_end", model, *ending, *options.set])
+        if not wants(options, name) and not wants(options, f"{name}.data_wait"):
+            continue
+        sides = start_sides(
+            "end_to_end",
+            options.threads,
+            options.peers,
+            model=model,
+            device=options.device,
+            precision=precision,
+            folder=options.folder,
+            source=options.source,
+            micro_batch=options.micro_batch,
+            workers=options.workers,
+            crop_seconds=options.crop_seconds,
+            settings=options.set,
+        )
+        yield from compare_with(name, sides, MODELS[model], options.seconds)
+        close_sides(sides)
 
 
 def compare_with(
-    name: str,
-    ours: Process,
-    peer: Process | None,
-    least: int,
-    options: argparse.Namespace,
+    name: str, sides: Sequence[Process], least_steps: int, seconds: float
 ) -> Iterator[Any]:
     """Yield the rows of two trainings, which must be of one size, or of ours."""
-    from rows import Row
-
-    sides = [ours] if peer is None else [ours, peer]
-    facts = [side.ask("facts") for side in sides]
-    if facts[0] != facts[-1]:
-        raise SystemExit(f"{name}: the trainings differ: {facts}; nothing was timed")
+    facts = require_same_facts(name, sides)
     runs = [run_of(side) for side in sides]
-    amount = facts[0]["crops"]
-    turns = take_turns(runs, amount=amount, seconds=options.seconds, least_steps=least)
+    turns = take_turns(
+        runs, amount=facts["crops"], seconds=seconds, least_steps=least_steps
+    )
     yield report(name, turns, **peaks_of(sides))
-    share = ours.ask("data_wait")
-    row = Row(name=f"{name}.data_wait", ours=share, unit="share of the time")
-    say(row.line())
-    yield row
+    share = sides[0].ask("data_wait")
+    yield report(f"{name}.data_wait", [[share]], unit="share of the time")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -30,20 +30,20 @@ import yaml
 from end_to_end import RECIPES
 from sides import (
     ROOT,
-    Process,
     Side,
     add_seconds,
     close_sides,
     import_peer,
     peaks_of,
+    peer_tree,
     report,
+    require_equal,
     run_case,
     run_of,
     say,
     start_sides,
     take_turns,
     timed,
-    values_of,
     wants,
 )
 
@@ -113,7 +113,7 @@ class Peer(Side):
         self.exp = Path(folder) / f"peer_{model}"
         self.scp = Path(folder) / "wav/wav.scp"
         self.device = device
-        recipe = Path(self.script.__file__).parents[2] / RECIPES[model]
+        recipe = peer_tree() / RECIPES[model]
         config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
         config |= {"num_epoch": EPOCH, "exp_dir": str(self.exp)}
         (self.exp / "config.yaml").write_text(yaml.dump(config), encoding="utf-8")
@@ -140,22 +140,9 @@ class Peer(Side):
 SIDES = {"ours": Ours, "3dspeaker": Peer}
 
 
-def require_equal(sides: list[Process], precision: str, folder: Path) -> None:
-    """Print how far the embeddings are apart; exit where they differ."""
-    ours, peers = values_of(sides, folder, precision=precision)
-    assert ours.keys() == peers.keys()
-    furthest = max(1 - cosine(ours[name], peers[name]) for name in peers)
-    say(
-        f"{precision}: {len(ours)} embeddings, cosine to 3D-Speaker's at least"
-        f" {1 - furthest:.7f}"
-    )
-    if not furthest <= ALLOWED[precision]:
-        raise SystemExit("extract.py: the embeddings are not equal; nothing was timed")
-
-
-def cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
+def one_less_cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
     a_D, b_D = a_D.astype(np.float64), b_D.astype(np.float64)
-    return float(a_D @ b_D / np.sqrt((a_D @ a_D) * (b_D @ b_D)))
+    return 1 - float(a_D @ b_D / np.sqrt((a_D @ a_D) * (b_D @ b_D)))
 
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
@@ -168,7 +155,8 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     for model in options.model:
         sides = start_sides(
             "extract",
-            options,
+            options.threads,
+            options.peers,
             folder=options.folder,
             model=model,
             device=options.device,
@@ -178,7 +166,14 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
             if not wants(options, name):
                 continue
             if options.peers:
-                require_equal(sides, precision, options.folder)
+                require_equal(
+                    f"{name}: directions of embeddings",
+                    sides,
+                    options.folder,
+                    allowed=ALLOWED[precision],
+                    distance=one_less_cosine,
+                    precision=precision,
+                )
             runs = [run_of(side, precision=precision) for side in sides]
             turns = take_turns(runs, amount=num_utterances, seconds=options.seconds)
             yield report(name, turns, **peaks_of(sides))

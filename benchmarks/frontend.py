@@ -13,26 +13,24 @@ Letters: B crops, S samples, T frames, F mel bins.
 """
 
 import argparse
-import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from sides import (
-    Process,
     add_seconds,
     close_sides,
     import_peer,
+    replace_module,
     report,
+    require_equal,
     run_case,
     run_of,
-    say,
+    start_sides,
     suffix,
     take_turns,
     timed,
-    values_of,
     wants,
 )
 from torch import Tensor
@@ -96,8 +94,7 @@ class ThreeDSpeaker(Side):
 class WeSpeaker(Side):
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Compute crop after crop in a worker; subtract the mean by batch, on the device."""
-        # It only reads ark files.
-        sys.modules.setdefault("kaldiio", types.ModuleType("kaldiio"))
+        replace_module("kaldiio")  # which only reads ark files
         processor = import_peer("wespeaker.dataset.processor")
         apply_cmvn = import_peer("wespeaker.dataset.dataset_utils").apply_cmvn
 
@@ -137,36 +134,27 @@ SIDES = {
 }
 
 
-def require_equal(sides: list[Process], name: str, options: argparse.Namespace) -> None:
-    """Print how far the features are apart; exit where they differ."""
-    ours, peers = values_of(sides, options.folder)
-    error = float(np.abs(ours["feats_BTF"] - peers["feats_BTF"]).max())
-    say(f"{name}: features differ by at most {error:.1e}")
-    if not error <= ALLOWED[name]:
-        raise SystemExit(f"{name}: the features are not equal; nothing was timed")
-
-
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the row beside each peer, or ours alone."""
     for peer in list(options.peers) or [None]:
         name = f"frontend.fbank{suffix(peer)}"
         if not wants(options, name):
             continue
-        side_options = {
-            "device": options.device,
-            "crops": options.micro_batch,
-            "crop_seconds": options.crop_seconds,
-            "like": peer or "3dspeaker",
-        }
         threads = 1 if options.device == "cpu" else None
-        sides = [Process("frontend", "ours", threads=threads, **side_options)]
-        if peer is not None:
-            root = options.peers[peer]
-            sides.append(
-                Process("frontend", peer, root, threads=threads, **side_options)
+        peers = {} if peer is None else {peer: options.peers[peer]}
+        sides = start_sides(
+            "frontend",
+            threads,
+            peers,
+            device=options.device,
+            crops=options.micro_batch,
+            crop_seconds=options.crop_seconds,
+            like=peer or "3dspeaker",
+        )
+        if peer in ALLOWED:
+            require_equal(
+                f"{peer}: features", sides, options.folder, allowed=ALLOWED[peer]
             )
-            if peer in ALLOWED:
-                require_equal(sides, peer, options)
         runs = [run_of(side) for side in sides]
         turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds)
         close_sides(sides)

@@ -26,7 +26,6 @@ replicate, the median of as many EERs, drawn with replacement, over the drawn sp
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from sides import ROOT, Process, die_with_parent, environment, run_case, say, wants
+from sides import FINISHED, ROOT, Process, run_case, run_to_end, say, wants
 
 sys.path.insert(0, str(ROOT))
 from facts import version
@@ -255,24 +254,11 @@ def run_recipe(
     """Run stages of a recipe, appending what they print to `log`."""
     seconds = minutes and 60 * minutes
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        try:
-            subprocess.run(
-                [str(argument) for argument in command],
-                check=True,
-                timeout=seconds,
-                preexec_fn=die_with_parent,
-                stdout=file,
-                stderr=file,
-                env=environment(ROOT, threads),
-            )
-        except subprocess.TimeoutExpired:
-            fault = f"not finished in {minutes:g} minutes; give more --minutes"
-            raise SystemExit(f"{log}: {fault}") from None
-        except subprocess.CalledProcessError as error:
-            raise SystemExit(
-                f"run.sh: exited with {error.returncode}; see {log}"
-            ) from None
+    with log.open("ab") as file:
+        ending = run_to_end(command, threads=threads, seconds=seconds, log=file)
+    if ending != FINISHED:
+        limit = f" (--minutes {minutes:g})" if minutes else ""
+        raise SystemExit(f"run.sh: {ending}{limit}; see {log}")
 
 
 def peer_side(options: argparse.Namespace, folder: Path, root: Path) -> Side:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 import yaml
 from end_to_end import RECIPES, Batches
-from sides import die_with_parent, import_peer
+from sides import die_with_parent, import_peer, peer_tree
 
 CROPS_OF_A_GPU = 64  # 256 on the four of its run.sh
 PROBED = 3  # batches
@@ -58,16 +58,15 @@ class Turns(torch.optim.SGD):
             super().step()
 
 
-def replace_cuda() -> None:
-    """Have `cuda` leave modules and tensors where they are, and one rank communicate by gloo."""
+def use_cpu() -> None:
+    """Have a script for GPUs train on the CPU, where its rank communicates by gloo."""
     start = dist.init_process_group
     store = dist.HashStore()
     dist.init_process_group = lambda **_asked: start(
         backend="gloo", store=store, rank=0, world_size=1
     )
     torch.cuda.set_device = lambda _index: None
-    for kind in (torch.Tensor, torch.nn.Module):
-        kind.cuda = lambda self, *_args, **_options: self
+    data.replace_cuda()
 
 
 class Peer:
@@ -77,10 +76,10 @@ class Peer:
         """Prepare a training on our data directories in `folder`; `settings` replace its values."""
         die_with_parent()
         data.replace_torchaudio()
-        replace_cuda()
+        use_cpu()
         self.script = import_peer("speakerlab.bin.train")
         self.folder = Path(folder)
-        recipe = Path(self.script.__file__).parents[2] / RECIPES["campplus"]
+        recipe = peer_tree() / RECIPES["campplus"]
         self.config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
         if unknown := settings.keys() - self.config.keys():
             raise SystemExit(f"--peer-set: {', '.join(unknown)}: not in {recipe}")

@@ -40,13 +40,13 @@ from models_cases import (
 from peak import peak_memory
 from sides import (
     ROOT,
-    Process,
     add_seconds,
     close_sides,
     import_peer,
     report,
     run_case,
     run_of,
+    start_sides,
     take_turns,
     timed,
 )
@@ -288,7 +288,7 @@ class Ours(Side):
         return {names[name]: value for name, value in values.items()}
 
 
-SIDES = {"ours": Ours, "peer": Side}
+SIDES = {"ours": Ours, **dict.fromkeys(PEERS, Side)}
 
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
@@ -314,14 +314,17 @@ def compare_with(
 ) -> Iterator[Any]:
     """Yield the rows of one model beside one peer."""
     size = options.micro_batch or (ON_CPU if options.device == "cpu" else ON_GPU)
-    side_options = {"model": model, "number": number, "device": options.device}
-    side_options |= {"shape": (size, options.frames), "settings": options.set}
-    sides = [Process("models", "ours", threads=options.threads, **side_options)]
+    sides = start_sides(
+        "models",
+        options.threads,
+        {} if case is None else {case.peer: options.peers[case.peer]},
+        model=model,
+        number=number,
+        device=options.device,
+        shape=(size, options.frames),
+        settings=options.set,
+    )
     if case is not None:
-        root = options.peers[case.peer]
-        sides.append(
-            Process("models", "peer", root, threads=options.threads, **side_options)
-        )
         require_equal(*sides, f"{model}{case.suffix}", options)
     for name, work, *precisions in rows:
         runs = [

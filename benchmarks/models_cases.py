@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from sides import Process, say, wants
+from sides import Process, require_close, suffix, wants
 
 # Inference first: after trainings in one process it was slower.
 WORKS = ("infer", "train")
@@ -41,8 +41,7 @@ class Case(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        parts = ("" if self.peer == "3dspeaker" else self.peer, self.variant)
-        return "".join(f".{part}" for part in parts if part)
+        return suffix(self.peer) + (f".{self.variant}" if self.variant else "")
 
 
 CAMPPLUS = "speakerlab.models.campplus.DTDNN:CAMPPlus"
@@ -111,24 +110,13 @@ def rows_of(
 def require_equal(
     ours: Process, peer: Process, name: str, options: argparse.Namespace
 ) -> None:
-    """Print how far the sides are apart; exit where they do not compute the same."""
+    """Exit where the sides do not compute the same."""
     for (dtype, precision), allowed in ALLOWED.items():
         if precision not in options.precisions and dtype != "float64":
             continue
         path = options.folder / "peer.values"
         peer.ask("save", path=path, dtype=dtype)
         errors = ours.ask("differences", path=path, dtype=dtype, precision=precision)
-        listed = ", ".join(
-            f"{value_name} {error:.1e}" for value_name, error in errors.items()
-        )
         kind = dtype if precision == "fp32" else "bf16 (ours) against float32"
-        say(f"{name} in {kind}, largest difference: {listed}")
-        wrong = [
-            value_name
-            for value_name, error in errors.items()
-            if not error <= allowed[value_name]
-        ]
-        if wrong:
-            raise SystemExit(
-                f"{name}: {' and '.join(wrong)} are not equal; nothing was timed"
-            )
+        for values, error in errors.items():
+            require_close(f"{name}: in {kind}, {values}", error, allowed[values])

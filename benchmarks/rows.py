@@ -57,20 +57,14 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 def cells(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cells of HEADINGS; a missing value is an empty cell."""
     yield row["name"]
-    yield four_digits(row["ours"])
-    yield four_digits(row["peer"])
+    yield number(row["ours"])
+    yield number(row["peer"])
     yield row["unit"]
     yield "" if row["ratio"] is None else f"**{ratio(row['ratio'])}**"
     yield " - ".join(ratio(value) for value in row.get("quartiles", ()))
-    yield four_digits(row.get("peak_mib"))
-    yield four_digits(row.get("peer_peak_mib"))
+    yield number(row.get("peak_mib"))
+    yield number(row.get("peer_peak_mib"))
 
 
 def ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
-
-
-def four_digits(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

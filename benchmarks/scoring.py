@@ -23,14 +23,26 @@ import importlib.util
 import logging
 import sys
 import time
-import types
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sides import Process, import_peer, report, run_case, say, suffix, timed, wants
+from sides import (
+    Process,
+    close_sides,
+    import_peer,
+    replace_module,
+    report,
+    require_close,
+    run_case,
+    say,
+    start_sides,
+    suffix,
+    timed,
+    wants,
+)
 
 PEERS = ("3dspeaker", "wespeaker")
 QUICK = ("--turns=3", "--repeats=2")
@@ -218,20 +230,15 @@ def replace_modules(clock: Clock) -> None:
     def cosine_similarity(a_ND: np.ndarray, b_MD: np.ndarray) -> np.ndarray:
         return (a_ND @ b_MD.T) / (np.linalg.norm(a_ND) * np.linalg.norm(b_MD))
 
-    parts: dict[str, dict[str, Any]] = {
-        "tqdm": {"tqdm": clock},
-        "kaldiio": {"ReadHelper": read_helper, "load_scp_sequential": read_vectors},
-        "fire": {"Fire": None},
-    }
+    replace_module("tqdm", tqdm=clock)
+    replace_module("kaldiio", ReadHelper=read_helper, load_scp_sequential=read_vectors)
+    replace_module("fire", Fire=None)
     if importlib.util.find_spec("sklearn") is None:  # as little as can be done
-        parts |= {"sklearn": {}, "sklearn.metrics": {}}
-        parts["sklearn.metrics.pairwise"] = {"cosine_similarity": cosine_similarity}
-    for name, members in parts.items():
-        module = sys.modules[name] = types.ModuleType(name)
-        vars(module).update(members)
+        replace_module("sklearn.metrics")
+        replace_module("sklearn.metrics.pairwise", cosine_similarity=cosine_similarity)
 
 
-SIDES = {"ours": Ours, "peer": Peer}
+SIDES = {"ours": Ours, **{name: partial(Peer, name) for name in PEERS}}
 
 
 def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> None:
@@ -246,16 +253,10 @@ def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> Non
             line.split()
             for line in (folder / name / "head.score").read_text().splitlines()
         ]
-        pairs = list(zip(our_rows, peer_rows))
+        pairs = list(zip(our_rows, peer_rows, strict=True))
+        assert all(a[:2] == b[:2] for a, b in pairs)
         furthest = max(abs(float(a[2]) - float(b[SCORE_AT[name]])) for a, b in pairs)
-        say(
-            f"{name}: {len(peer_rows)} scores differ by at most {furthest:.0e} (five"
-            " decimals)"
-        )
-        if [row[:2] for row in our_rows] != [
-            row[:2] for row in peer_rows
-        ] or furthest > 2 * WRITTEN:
-            raise SystemExit(f"{name}: the scores are not equal; nothing was timed")
+        require_close(f"{name}: scores", furthest, 2 * WRITTEN)
 
     path = folder / "random.npz"
     rng = np.random.default_rng(0)
@@ -266,8 +267,8 @@ def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> Non
     for name, peer in peers.items():
         peer_rates = peer.ask("rates", path=path)
         for metric in ("eer", "min_dcf"):
-            if abs(our_rates[metric] - peer_rates[metric]) > CLOSE:
-                raise SystemExit(f"{name}: {metric} is not equal; nothing was timed")
+            apart = abs(our_rates[metric] - peer_rates[metric])
+            require_close(f"{name}: values of {metric}", apart, CLOSE)
 
 
 def rate_rows(
@@ -308,22 +309,17 @@ def rate_rows(
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield all rows."""
-    folder, threads = options.folder, options.threads
-    ours = Process("scoring", "ours", threads=threads, folder=folder)
+    folder = options.folder
+    sides = start_sides("scoring", options.threads, options.peers, folder=folder)
+    ours, *processes = sides
     sizes = {key: getattr(options, key) for key in ("enrol", "test", "dim", "head")}
     num_trials = ours.ask("make", **sizes)
     say(f"{options.enrol} enrolments x {options.test} tests = {num_trials} trials")
-    peers = {
-        name: Process(
-            "scoring", "peer", root, threads=threads, name=name, folder=folder
-        )
-        for name, root in options.peers.items()
-    }
+    peers = dict(zip(options.peers, processes))
     require_equal(ours, peers, folder)
     ours.ask("load")
     rows = list(rate_rows(ours, peers, num_trials, options))
-    for side in (ours, *peers.values()):
-        side.close()
+    close_sides(sides)
     for row in rows:
         if wants(options, row.name):
             yield row

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import data
 import torch
 from sides import (
     ROOT,
@@ -28,7 +29,9 @@ from sides import (
     close_sides,
     import_peer,
     peaks_of,
+    peer_tree,
     report,
+    require_same_facts,
     run_case,
     run_of,
     start_sides,
@@ -92,7 +95,7 @@ class Peer(Side):
     def __init__(self, method: str, device: str, micro_batch: int, folder: str) -> None:
         name, num_long = RECIPES[method]
         if device == "cpu":
-            torch.Tensor.cuda = lambda self, *_args, **_more: self
+            data.replace_cuda()
             torch.cuda.synchronize = lambda *_args: None
         self.module, self.device = import_peer(f"speakerlab.bin.train_{name}"), device
         build = import_peer("speakerlab.utils.builder").build
@@ -100,13 +103,10 @@ class Peer(Side):
         utils.MetricLogger.synchronize_between_processes = lambda self: (
             None
         )  # once an epoch
-        its_config = import_peer("speakerlab.utils.config")
-        recipe = (
-            Path(its_config.__file__).parents[2]
-            / f"egs/voxceleb/sv-{name}/conf/{name}.yaml"
-        )
+        recipe = peer_tree() / f"egs/voxceleb/sv-{name}/conf/{name}.yaml"
         overrides = [f"--batch_size_per_gpu={micro_batch}", f"--max_frames={FRAMES}"]
-        self.config = config = its_config.build_config(str(recipe), overrides)
+        build_config = import_peer("speakerlab.utils.config").build_config
+        self.config = config = build_config(str(recipe), overrides)
         store = Path(tempfile.mkdtemp(dir=folder), "store")
         backend = "gloo" if device == "cpu" else "nccl"
         torch.distributed.init_process_group(
@@ -173,17 +173,14 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
             continue
         sides = start_sides(
             "self_supervised",
-            options,
+            options.threads,
+            options.peers,
             method=method,
             device=options.device,
             micro_batch=options.micro_batch,
             folder=options.folder,
         )
-        facts = [side.ask("facts") for side in sides]
-        if facts[0] != facts[-1]:
-            raise SystemExit(
-                f"{method}: learned values differ: {facts}; nothing was timed"
-            )
+        require_same_facts(method, sides)
         for name, is_bf16 in wanted_rows.items():
             runs = [run_of(side, is_bf16=is_bf16) for side in sides]
             amount = options.micro_batch

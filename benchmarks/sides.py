@@ -14,21 +14,21 @@ a slow spell of the machine meets both; the other one sleeps on its pipe.
 import argparse
 import ctypes
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
-import resource
+import runpy
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from peak import PROC, status_bytes
 
@@ -56,6 +56,7 @@ BARE = {
         for part in ("", ".dataio", ".lobes", ".lobes.models", ".nnet", ".utils")
     ],
 }
+FINISHED = "finished"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A turn has our value and, where there is a peer, the peer's.
 Turns = Sequence[Sequence[float]]
@@ -111,21 +112,27 @@ class Side:
 
     device: str
 
-    def peak(self) -> float:
-        """Return the peak memory of this process in MiB."""
-        return peak_mib(self.device)
+    def peak(self) -> float | None:
+        """Return the MiB that this process has held at most; on a GPU, that torch took there.
+
+        None where that is unknown.
+        """
+        if self.device.startswith("cuda"):
+            import torch
+
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        return status_bytes("VmHWM") / 2**20 if PROC.exists() else None
 
 
 def start_sides(
-    case: str, options: argparse.Namespace, **settings: Any
+    case: str, threads: int | None, peers: Mapping[str, Path], **settings: Any
 ) -> list[Process]:
-    """Start our side of a case and, if its checkout is given, 3D-Speaker's."""
-    sides = [Process(case, "ours", threads=options.threads, **settings)]
-    if options.peers:
-        root = options.peers["3dspeaker"]
-        peer = Process(case, "3dspeaker", root, threads=options.threads, **settings)
-        sides.append(peer)
-    return sides
+    """Start our side of a case, then that of each peer; peers: toolkit -> checkout."""
+    trees = {"ours": ROOT, **peers}
+    return [
+        Process(case, side, root, threads=threads, **settings)
+        for side, root in trees.items()
+    ]
 
 
 def run_of(
@@ -135,16 +142,25 @@ def run_of(
     return lambda steps: side.ask(method, steps=steps, **order)
 
 
-def peaks_of(sides: Sequence[Process], **order: Any) -> dict[str, float]:
+def peaks_of(sides: Sequence[Process]) -> dict[str, float | None]:
     """Return the fields of a row for the peak memory of each side."""
-    peaks = [side.ask("peak", **order) for side in sides]
+    peaks = [side.ask("peak") for side in sides]
     return dict(zip(("peak_mib", "peer_peak_mib"), peaks))
 
 
-def values_of(
-    sides: Sequence[Process], folder: Path, **order: Any
-) -> list[dict[str, Any]]:
-    """Return the arrays, by name, that the method `values` of each side writes."""
+def require_equal(
+    what: str,
+    sides: Sequence[Process],
+    folder: Path,
+    *,
+    allowed: float,
+    distance: Callable[[Any, Any], float] | None = None,
+    **order: Any,
+) -> None:
+    """Compare the arrays that the method `values` of our and of the peer's side writes.
+
+    distance: of two arrays; None: the largest difference.
+    """
     import numpy as np
 
     tables = []
@@ -152,7 +168,26 @@ def values_of(
         path = folder / f"side{number}.npz"
         side.ask("values", path=path, **order)
         tables.append(dict(np.load(path)))
-    return tables
+    ours, theirs = tables
+    assert ours.keys() == theirs.keys()
+    distance = distance or (lambda a, b: float(np.abs(a - b).max()))
+    apart = [distance(ours[name], theirs[name]) for name in ours]
+    require_close(what, max(apart), allowed)
+
+
+def require_close(what: str, apart: float, allowed: float) -> None:
+    """Print how far the sides are apart; exit where they do not compute the same."""
+    say(f"{what} differ by at most {apart:.1e}")
+    if not apart <= allowed:
+        raise SystemExit(f"{what} are not equal; nothing was timed")
+
+
+def require_same_facts(name: str, sides: Sequence[Process]) -> Any:
+    """Return what the method `facts` of every side returns; exit where they differ."""
+    facts = [side.ask("facts") for side in sides]
+    if facts[0] != facts[-1]:
+        raise SystemExit(f"{name}: the trainings differ: {facts}; nothing was timed")
+    return facts[0]
 
 
 def close_sides(sides: Iterable[Process]) -> None:
@@ -175,6 +210,37 @@ def environment(root: Path, threads: int | None) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
+def run_to_end(
+    command: Sequence[object],
+    *,
+    threads: int | None = None,
+    seconds: float | None = None,
+    log: IO[bytes] | None = None,
+) -> str:
+    """Run a command of ours; return how it ended: FINISHED or, after "it", what went wrong.
+
+    seconds: then it is killed, with all that it has started. log: takes what it prints; None: the
+    terminal.
+    """
+    process = subprocess.Popen(
+        [str(argument) for argument in command],
+        env=environment(ROOT, threads),
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # so that all that it started can be killed
+        preexec_fn=die_with_parent,
+    )
+    try:
+        status = process.wait(seconds)
+        return f"exited with {status}" if status else FINISHED
+    except subprocess.TimeoutExpired:
+        return f"was not finished in {seconds:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def serve(case: str, name: str, options: str) -> None:
     """Build a side and answer orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
@@ -192,10 +258,15 @@ def serve(case: str, name: str, options: str) -> None:
     os._exit(0)
 
 
-def import_peer(name: str) -> Any:
-    """Import a module of the tree first in PYTHONPATH, even if another of its name is installed."""
+def peer_tree() -> Path:
+    """Return the tree that this side imports from: the first in PYTHONPATH."""
     tree, _, _ = os.environ["PYTHONPATH"].partition(os.pathsep)
-    root = Path(tree).resolve()
+    return Path(tree).resolve()
+
+
+def import_peer(name: str) -> Any:
+    """Import a module of the peer's tree, even if another of its name is installed."""
+    root = peer_tree()
     top = name.partition(".")[0]
     has_init = (root / top / "__init__.py").exists()
     for package in BARE[top] if has_init else [top, *BARE[top]]:
@@ -208,18 +279,16 @@ def import_peer(name: str) -> Any:
     return module
 
 
-def load_ours(name: str) -> Any:
-    """Load a file of ours that imports nothing of the package, also in a peer's process."""
-    spec = importlib.util.spec_from_file_location(
-        f"ours_{Path(name).stem}", ROOT / name
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def replace_module(name: str, **members: Any) -> None:
+    """Have `import name` give a module with these members, for what a peer does not use here."""
+    top, _, _ = name.partition(".")
+    sys.modules.setdefault(top, types.ModuleType(top))
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(members)
 
 
-stopwatch = load_ours("speakerlab/bench/stopwatch.py")
+# Not imported, because in a peer's process `speakerlab` may be the peer's package.
+stopwatch = runpy.run_path(str(ROOT / "speakerlab/bench/stopwatch.py"))
 
 
 def timed(work: Callable[[], object], device: str = "cpu", *, steps: int = 1) -> float:
@@ -228,7 +297,7 @@ def timed(work: Callable[[], object], device: str = "cpu", *, steps: int = 1) ->
     They read ahead: what they catch up with would be taken from the other side's turn.
     """
     _signal_workers(signal.SIGCONT)
-    seconds = steps * stopwatch.seconds_of(work, device, calls=steps)
+    seconds = steps * stopwatch["seconds_of"](work, device, calls=steps)
     _signal_workers(signal.SIGSTOP)
     return seconds
 
@@ -245,21 +314,10 @@ def die_with_parent(_worker: int = 0) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def peak_mib(device: str = "cpu") -> float:
-    """Return the most memory that this process has held; on a GPU, that torch took there."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    if PROC.exists():  # getrusage counts the process that forked this one, too
-        return status_bytes("VmHWM") / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def take_turns(
     sides: Sequence[Callable[[int], float]],
     *,
-    amount: int,
+    amount: float,
     seconds: float,
     least_steps: int = 1,
 ) -> Turns:

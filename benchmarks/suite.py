@@ -19,26 +19,14 @@ facts.
 import argparse
 import importlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from sides import (
-    HERE,
-    ROOT,
-    TOOLKITS,
-    die_with_parent,
-    environment,
-    find_peers,
-    say,
-)
+from sides import FINISHED, HERE, ROOT, TOOLKITS, find_peers, run_to_end, say
 
 sys.path.insert(0, str(ROOT))
 from facts import facts_of
@@ -71,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"\n{case}: {' '.join(case_options)}")
         case_rows, ending = call_case(case, case_options, threads=options.threads)
         rows += case_rows
-        if ending != "finished" or not case_rows:
+        if ending != FINISHED or not case_rows:
             say(f"suite: {case}: {ending}, with {len(case_rows)} rows; see above")
             failed_cases.append(case)
         # After each case, so that an interrupted run keeps its rows.
@@ -93,29 +81,11 @@ def call_case(
     seconds: float | None = None,
     log: IO[bytes] | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Run the script of a case; return its rows, also if it failed, and how it ended.
-
-    seconds: then it is killed. log: takes what it prints; None: the terminal.
-    """
+    """Run the script of a case; return its rows, also if it failed, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / f"{case}.py"), f"--json={path}", *arguments],
-            env=environment(ROOT, threads),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # so that all that it started can be killed
-            preexec_fn=die_with_parent,
-        )
-        try:
-            status = process.wait(seconds)
-            ending = "finished" if status == 0 else f"exited with {status}"
-        except subprocess.TimeoutExpired:
-            ending = f"was not finished in {seconds:.0f} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        command = [sys.executable, HERE / f"{case}.py", f"--json={path}", *arguments]
+        ending = run_to_end(command, threads=threads, seconds=seconds, log=log)
         rows = []
         if path.exists():
             rows = json.loads(path.read_text(encoding="utf-8"))

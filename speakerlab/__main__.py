@@ -7,10 +7,12 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import speakerlab
 from speakerlab.bin.command import run
 from speakerlab.checkpoints.provenance import commit
+from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import nearest
 
 # Command -> its line in `speakerlab --help`. The module is bin/<command>.py, see `module_of`.
@@ -48,6 +50,7 @@ UNLISTED_COMMANDS = ("launch",)
 
 def main() -> None:
     """Run the command that the first argument names."""
+    use_utf8()
     run(run_command, sys.argv[1:])
 
 
@@ -64,6 +67,13 @@ def run_command(arguments: Sequence[str]) -> None:
         hint = nearest(command, COMMANDS, otherwise="see --help")
         raise ValueError(f"speakerlab: unknown command '{command}'{hint}")
 
+    # Libraries that do not expect it end without a word, or with an error of their own.
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ValueError(
+            "speakerlab: the current folder was deleted; cd to another one"
+        ) from None
     limit_spinning()
     # Imported here, so that `run` turns a missing package into one line.
     module = importlib.import_module(module_of(command))

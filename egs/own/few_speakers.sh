@@ -6,17 +6,17 @@ if ((folds == 1)); then
     if [[ -z $init ]]; then die "stage 3: $(<"$too_few"); give a model with --init, or more recordings"; fi
     run speakerlab calibrate --model "$init" --data "$data/train" --out "$exp"
   fi
-  say "stages 4 to 6: skipped, $(<"$too_few"); to fine-tune on 5 speakers or more: --folds 5"
+  say "stages 4 to 6: skipped, $(<"$too_few"); to fine-tune on 5 speakers or more: --folds 5;" \
+    "to compare two recordings: speakerlab verify A.wav B.wav --model $exp"
   exit
 fi
 
-# Each fold has data directories of its own, where run.sh trains without the speakers of the fold, and
-# takes the embeddings of these. The result is the model that is trained on all speakers.
+# A fold has data directories of its own, where run.sh trains without its speakers, and embeds these.
 repeat() { # LAST DATA EXP OPTION...: run stages 2 to LAST of this recipe again, with other folders
   local first=$((stage > 2 ? stage : 2)) last=$((stop_stage < $1 ? stop_stage : $1))
   local command=(bash "$recipe/run.sh" --set data.valid_speakers=0 "${@:4}" --folds 1)
   command+=(${noise:+--noise "$noise"} ${rirs:+--rirs "$rirs"} --stage "$first" --stop-stage "$last" --data "$2" --exp "$3")
-  if ((first > last)); then return; fi
+  if ((first <= last)); then say "${2##*/}:"; else return; fi
   run speakerlab check "$2/train" --sample-rate "$rate"
   run speakerlab check "$2/test" --sample-rate "$rate" # alone, as all/test has the speakers of all/train
   if [[ $dry_run == true ]]; then "${command[@]}"; else run "${command[@]}"; fi

@@ -16,6 +16,7 @@ from speakerlab.core import done, process
 from speakerlab.core.atomic import check_writable, locked, write_json, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.core.registry import PLUGINS_VARIABLE
+from speakerlab.data.listing import shorten
 from speakerlab.data.tables import list_tables
 from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     names = name_files(args.files)
     regions = read_regions(args.vad, names)
     if args.out is not None:
-        check_writable(args.out / f"{names[0]}.rttm")
+        check_writable(args.out / f"{shorten(names[0])}.rttm")
     # The import loads a runtime, which `--help` does not need.
     overlap = None
     if args.overlap is not None:
@@ -83,6 +84,10 @@ class Source:
     path: Path
     regions: Sequence[Region] | None  # speech regions; None: detect them
     inputs: str = ""  # digest of the inputs of its files
+
+    def place(self, out: Path, ending: str) -> Path:
+        """Return the path of a file of this recording in a folder."""
+        return out / f"{shorten(self.name)}{ending}"
 
 
 def diarize_into(
@@ -227,9 +232,9 @@ def source_inputs(source: Source) -> list[Any]:
 
 def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
     """Return whether all files of a recording exist and are from the same inputs."""
-    json_file = out / f"{source.name}.json"
-    rttm = out / f"{source.name}.rttm"
-    page = out / f"{source.name}.html"
+    json_file = source.place(out, ".json")
+    rttm = source.place(out, ".rttm")
+    page = source.place(out, ".html")
     are_there = json_file.is_file() and rttm.is_file() and page.is_file()
     if args.force or not are_there:
         return False
@@ -265,9 +270,9 @@ def report(
         sys.stdout.write(result.to_rttm())
         return
 
-    rttm = args.out / f"{name}.rttm"
+    rttm = source.place(args.out, ".rttm")
     write_text(rttm, result.to_rttm())
-    page = args.out / f"{name}.html"
+    page = source.place(args.out, ".html")
     write_page(page, result, source.path, args.channel, embedded_rate)
     facts = {
         "method": args.method,
@@ -276,7 +281,7 @@ def report(
         "rttm_sha256": done.file_digest(rttm),
     }
     # Write the JSON last: if it matches the inputs and the RTTM file, all files are complete.
-    write_json(args.out / f"{name}.json", {**result.to_dict(), **facts})
+    write_json(source.place(args.out, ".json"), {**result.to_dict(), **facts})
     num_speakers = len(result.speakers)
     log.info("%s: %d speakers in %d segments", name, num_speakers, len(result))
 

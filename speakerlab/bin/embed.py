@@ -168,8 +168,8 @@ def find_files(args: Namespace) -> dict[str, Path]:
     for path, name in zip(paths, name_files(paths)):
         if name in files:
             raise ValueError(
-                f"{path}: has the same id '{name}' as {files[name]}; ids must be"
-                " unique, use --wav-scp"
+                f"{path}: has the same id '{name}' as {files[name]}; give each file once,"
+                " or ids with --wav-scp"
             )
         files[name] = path
     return files
@@ -270,8 +270,8 @@ def name_files(paths: Sequence[Path]) -> list[str]:
     """Return the id of each file: its name without the ending, or its path if names are equal.
 
     Paths are relative to the common folder of all files. Files that differ only in their endings
-    keep them. An id is one word of UTF-8: blanks become "_", other bytes an escape such as
-    \\udce9.
+    keep them. An id is one word of UTF-8: blanks become "_", or an escape if two ids would be
+    equal; other bytes become an escape such as \\udce9.
     """
     names = [Path(path.name) for path in paths]
     distinct_names = {path.stem for path in paths}
@@ -287,27 +287,38 @@ def name_files(paths: Sequence[Path]) -> list[str]:
         common = os.path.commonpath(folders)
         names = [path.relative_to(common) for path in full_paths]
 
-    ids = [make_id(name.with_suffix("")) for name in names]
-    has_ending = [False] * len(ids)
-    # An id with its ending may be equal to another one, hence the loop.
+    forms: list[list[str]] = []
+    for name in names:
+        with_ending = make_id(name)
+        with_escapes = make_id(name, escapes_blanks=True)
+        forms.append([make_id(name.with_suffix("")), with_ending, with_escapes])
+    # The form of each id. A longer form may be equal to another id, hence the loop.
+    form_N = [0] * len(names)
     while True:
+        ids = [forms[row][form] for row, form in enumerate(form_N)]
         count_of = Counter(ids)
         equal: list[int] = []
         for row, name in enumerate(ids):
-            if count_of[name] > 1 and not has_ending[row]:
+            if count_of[name] > 1 and form_N[row] < len(forms[row]) - 1:
                 equal.append(row)
         if not equal:
             return ids
         for row in equal:
-            ids[row] = make_id(names[row])
-            has_ending[row] = True
+            form_N[row] += 1
 
 
-def make_id(name: Path) -> str:
-    """Return a path as one word of UTF-8."""
+def make_id(name: Path, *, escapes_blanks: bool = False) -> str:
+    """Return a path as one word of UTF-8: a blank becomes "_", or an escape such as \\x20."""
     # White space separates the columns of Kaldi's tables.
-    word = re.sub(r"\s", "_", as_utf8(name))
+    blank = _escape if escapes_blanks else "_"
+    word = re.sub(r"\s", blank, as_utf8(name))
     return one_line(word)
+
+
+def _escape(match: re.Match[str]) -> str:
+    """Return the escape of a character."""
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def as_path(name: str) -> Path:

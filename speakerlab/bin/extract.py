@@ -209,7 +209,17 @@ def compute(
             num_finished,
             num_chunks,
         )
-    embed_chunks(table, embedder, todo, nproc=nproc, num_threads=num_threads)
+    num_doubtful = embed_chunks(
+        table, embedder, todo, nproc=nproc, num_threads=num_threads
+    )
+    # Treated utterances are the same recordings.
+    if num_doubtful and "treatment" not in table.facts:
+        log.warning(
+            "%s: %d utterances are silent, clipped, noise or tones; `speakerlab check"
+            " --decode --force` lists those of a data directory",
+            table.stem,
+            num_doubtful,
+        )
 
     num_jobs = job[1]
     # The job that finishes last joins the chunks.

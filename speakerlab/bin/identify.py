@@ -65,7 +65,9 @@ def to_lines(result: Identification, *, top: int) -> str:
         lines.append(f"{score:.6f}  {name}")
     lines.append(f"speech: {result.speech_seconds:.2f} s")
     # Without a calibration there is no threshold for a decision.
-    if result.is_known is None:
+    if not result.has_speech:
+        decision = "none (the recording has no speech)"
+    elif result.is_known is None:
         decision = UNCALIBRATED
     else:
         speaker = result.name or "unknown speaker"
@@ -81,6 +83,8 @@ def to_line(result: Identification) -> str:
     if result.threshold is not None:
         facts += f", threshold {result.threshold:.6f}"
     facts += f", {result.speech_seconds:.2f} s of speech"
+    if not result.has_speech:
+        return f"no decision without speech (best: {best}, {facts})"
     if result.is_known is None:
         return f"no decision without a calibration (best: {best}, {facts})"
     if result.name is None:

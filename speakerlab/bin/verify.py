@@ -105,11 +105,13 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
         first, second = (row_of[name] for name in names)
         result = model.compare(emb_ND[first], emb_ND[second], far=args.far)
         seconds = (seconds_of[paths[first]], seconds_of[paths[second]])
-        result = decide(replace(result, speech_seconds=seconds), args.threshold)
+        result = decide(result.with_speech(seconds), args.threshold)
         if args.json:
             sys.stdout.write(to_json(result, *names))
         else:
-            decision = "same" if result.is_same else "different"
+            decision = "none"
+            if result.is_same is not None:
+                decision = "same" if result.is_same else "different"
             columns = [*names, f"{result.score:.6f}", decision]
             columns += [f"{speech:.2f}" for speech in seconds]
             sys.stdout.write(f"{' '.join(columns)}\n")
@@ -131,7 +133,8 @@ def decide(result: Verification, threshold: float | None) -> Verification:
     """Return a comparison decided at a given cosine; None keeps the decision."""
     if threshold is None:
         return result
-    return replace(result, threshold=threshold, is_same=result.score >= threshold)
+    is_same = result.score >= threshold if result.has_speech else None
+    return replace(result, threshold=threshold, is_same=is_same)
 
 
 def to_json(result: Verification, first: str, second: str) -> str:
@@ -164,7 +167,9 @@ def result_text(result: Verification, args: Namespace) -> str:
     if result.speech_seconds is not None:
         first, second = result.speech_seconds
         lines.append(f"speech: {first:.2f} s and {second:.2f} s")
-    if result.is_same is None:
+    if not result.has_speech:
+        decision = "none (a recording has no speech)"
+    elif result.is_same is None:
         decision = "none (no calibration; run `speakerlab calibrate`)"
     else:
         decision = "same speaker" if result.is_same else "different speakers"

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 PROJECTION = "projection."
 # Longest input of a model, as in conf/. The cost of attention grows with the squared length.
 MAX_SECONDS = {"redimnet": 30.0, "redimnet2": 30.0}
+# Its tensors have the same names and shapes in both toolkits.
+SAME_IN_SPEECHBRAIN = "ecapa_tdnn of 3D-Speaker"
 # The mel filters (F, K, 1) in files of ReDimNet2's authors.
 MELS = "spec.torchfbank.2.melbanks_pt"
 
@@ -97,14 +99,8 @@ def import_checkpoint(
             feat_dim=feat_dim,
             where=str(path),
         )
-        # With the features of the other toolkit, the embeddings would be bad without any error.
-        if recognised.is_of_both and frontend is None:
-            log.warning(
-                "%s: both 3D-Speaker and WeSpeaker have this network; without a"
-                " config.yaml it is imported as 3D-Speaker's. If it is WeSpeaker's, use"
-                " --model-config or --frontend",
-                path,
-            )
+        if frontend is None and foreign.toolkit is None:
+            _warn_of_doubt(recognised, path)
 
         # No tensor shows the features, except in files of ReDimNet2's authors.
         toolkit = recognised.row.toolkit
@@ -120,6 +116,7 @@ def import_checkpoint(
             origin={"": str(config_file or path)},
         )
         embedder = build_embedder(our_config)
+        foreign.check_size(embedder.embed_dim)
         # Tensors of the checkpoint that have no part in the embedding are left out.
         state: dict[str, Tensor] = {}
         for name, published_name in recognised.names.items():
@@ -193,9 +190,30 @@ def _read_toolkit_config(path: Path | None) -> ForeignConfig:
     if path is not None and foreign.toolkit is None:
         raise ValueError(
             f"{path}: is no configuration of 3D-Speaker (embedding_model) or WeSpeaker"
-            " (model_args); give the config.yaml of the training"
+            " (model_args); give the config.yaml of the training (--model-config)"
         )
     return foreign
+
+
+def _warn_of_doubt(recognised: Recognised, path: Path) -> None:
+    """Warn about a network of several toolkits, without a configuration that names one.
+
+    With the features of another toolkit, the embeddings would be bad without any error.
+    """
+    if recognised.is_of_both:
+        log.warning(
+            "%s: both 3D-Speaker and WeSpeaker have this network; without a"
+            " config.yaml it is imported as 3D-Speaker's. If it is WeSpeaker's, use"
+            " --model-config or --frontend",
+            path,
+        )
+    if recognised.row.title() == SAME_IN_SPEECHBRAIN:
+        log.warning(
+            "%s: both 3D-Speaker and SpeechBrain have this network; without a"
+            " config.yaml it is imported as 3D-Speaker's. Do not use it if it is"
+            " SpeechBrain's, which has other features",
+            path,
+        )
 
 
 def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from speakerlab.checkpoints import published
 from speakerlab.checkpoints.model_files import refuse_substitute
 from speakerlab.checkpoints.toolkit_config import read_config
+from speakerlab.core.leftovers import is_leftover
 
 # Names of the checkpoints of WeSpeaker, and of both toolkits.
 WESPEAKER_NAME = "avg_model.pt"
@@ -30,8 +31,30 @@ ENDINGS = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 # Keys under which a training puts the tensors of a model.
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-# Put before every name by data-parallel training and by torch.compile.
-PREFIXES = ("module.", "_orig_mod.")
+# Put before every name by data-parallel training and torch.compile, and by the classes that
+# trainers such as PyTorch Lightning put around a model.
+PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "net.",
+    "network.",
+    "encoder.",
+    "speaker_encoder.",
+    "embedding_model.",
+)
+# Files that SpeechBrain writes beside `embedding_model.ckpt`, whose name 3D-Speaker uses too.
+OF_SPEECHBRAIN = ("hyperparams.yaml", "mean_var_norm_emb.ckpt")
+SHARD = re.compile(r".*-\d{5}-of-\d{5}\..*")  # one of several files of a large model
+# First bytes of other formats -> their names.
+OTHER_FORMATS = {
+    b"\x1f\x8b": "a file compressed by gzip",
+    b"7z\xbc\xaf": "an archive of 7-Zip",
+    b"Rar!": "a RAR archive",
+    b"\x89HDF": "an HDF5 file, such as a model of Keras",
+    b"{": "JSON, such as an index or an answer of a server",
+    b"[": "JSON, such as an index or an answer of a server",
+}
 ZIP = b"PK\x03\x04"  # the first bytes of torch's checkpoints
 PICKLE = b"\x80"  # the first byte of the checkpoints of old versions of torch
 # Largest size of an unpacked archive, because a small hostile archive can unpack to terabytes. The
@@ -76,6 +99,13 @@ def opened(path: Path) -> Iterator[Checkpoint]:
             file = place
             if not place.is_file():
                 file = _find_in(place)
+            for name in OF_SPEECHBRAIN:
+                if file.with_name(name).exists():
+                    raise ValueError(
+                        f"{file}: is a model of SpeechBrain ({name} is beside it), whose"
+                        " features we do not compute; models of 3D-Speaker and WeSpeaker"
+                        " can be imported"
+                    )
             classifier = file.with_name("classifier.ckpt")
             yield Checkpoint(
                 file=file,
@@ -96,8 +126,9 @@ def _config_of(file: Path) -> Path | None:
         config = folder / "config.yaml"
         if not config.is_file():
             continue
-        # A config.yaml of another program may lie in the folders above.
-        if read_config(config).toolkit:
+        # A config.yaml of another program may lie in the folders above, but hardly beside the
+        # checkpoint: that one is refused later.
+        if folder == folders[0] or read_config(config).toolkit:
             return config
     return None
 
@@ -110,6 +141,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     line, for any other content.
     """
     refuse_substitute(path)
+    if SHARD.fullmatch(path.name):
+        raise ValueError(
+            f"{path}: is one of several files of a model; load them all, and save the"
+            " tensors in one file with safetensors.torch.save_file"
+        )
     read = published.read_tensors if _is_safetensors(path) else _load_pickled
     content: Any = read(path)
 
@@ -126,8 +162,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     _check_tensors(content, path)
 
     tensors = dict(content)
-    # Twice, because the prefixes may stand in any order.
-    for prefix in PREFIXES * 2:
+    # Three times, because the prefixes may stand in any order.
+    for prefix in PREFIXES * 3:
         # A model may also have a part that is called "module": then only some names have it.
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): tensors[name] for name in tensors}
@@ -148,11 +184,17 @@ def _is_safetensors(path: Path) -> bool:
 def _load_pickled(path: Path) -> Any:
     """Return the content of a file of `torch.save`, without running code from it."""
     with path.open("rb") as file:
-        is_zip = file.read(len(ZIP)) == ZIP
+        head = file.read(len(ZIP))
     # The list of contents is at the end of a zip archive.
+    is_zip = head == ZIP
     if is_zip and not zipfile.is_zipfile(path):
         raise ValueError(
             f"{path}: is incomplete: its end is missing; copy or download it again"
+        )
+    other_format = _zip_format(path) if is_zip else _other_format(path, head)
+    if other_format:
+        raise ValueError(
+            f"{path}: is {other_format}; give a checkpoint of torch.save or safetensors"
         )
     # `weights_only`: an ordinary pickle runs code while it is loaded. The warnings are about the
     # formats of old versions of torch, which a user cannot change.
@@ -177,6 +219,43 @@ def _load_pickled(path: Path) -> Any:
             f"{path}: is not a checkpoint of tensors only ({type(error).__name__});"
             " nothing in it was run"
         ) from None
+
+
+def _other_format(path: Path, head: bytes) -> str | None:
+    """Return the name of the format of a file that `torch.save` cannot have written, or None."""
+    for beginning, title in OTHER_FORMATS.items():
+        if head.startswith(beginning):
+            return title
+    if path.suffix.lower() == ".onnx":
+        return "an ONNX model, which has no names of tensors that we know"
+    return None
+
+
+def _zip_format(path: Path) -> str | None:
+    """Return the name of the format of a zip archive that is no checkpoint, or None.
+
+    Raises ValueError if a member is damaged, which torch does not check.
+    """
+    with zipfile.ZipFile(path) as bundle:
+        names = bundle.namelist()
+        if any("/code/" in name for name in names):
+            return "TorchScript (torch.jit.save), which has no plain tensors"
+        if any(name.endswith(".npy") for name in names):
+            return "an archive of NumPy arrays"
+        if not any(name.endswith("data.pkl") for name in names):
+            return (
+                "a zip archive, not a checkpoint; unpack it, or rename it to NAME.zip"
+            )
+        try:
+            damaged = bundle.testzip()
+        except Exception as error:  # a damaged archive may raise anything
+            damaged = str(error)
+    if damaged:
+        raise ValueError(
+            f"{path}: is damaged ({damaged} does not fit its checksum); copy or download"
+            " it again"
+        )
+    return None
 
 
 def _check_tensors(content: Mapping[Any, Any], path: Path) -> None:
@@ -220,7 +299,11 @@ def _find_in(folder: Path) -> Path:
     """Find a folder's checkpoint: by name, the newest of an experiment, or the only one."""
     for name in NAMES:
         for pattern in (name, f"models/{name}", f"*/{name}"):
-            files = sorted(folder.glob(pattern))
+            files = [
+                file
+                for file in sorted(folder.glob(pattern))
+                if not is_leftover(file.parent.name) or file.parent == folder
+            ]
             if files:
                 return files[0]
 
@@ -234,7 +317,10 @@ def _find_in(folder: Path) -> Path:
             f"{folder}: is a model folder of speakerlab already; use it as it is"
         )
     # With several files, a guess might import the wrong model without notice.
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
+    files: list[Path] = []
+    for file in sorted(folder.iterdir()):
+        if file.suffix in ENDINGS and not is_leftover(file.name):
+            files.append(file)
     if len(files) != 1:
         names = [file.name for file in files[:5]]
         shown = ", ".join(names) or "none"

@@ -157,7 +157,8 @@ def download(address: str, file: Path, *, otherwise: Path) -> None:
             "try again, set SPEAKERLAB_HUB to a mirror, or put the model's file at"
             f" {otherwise}"
         )
-        raise ValueError(f"{address}: cannot be downloaded ({error}); {fix}") from error
+        # Without the chain of errors of the network: the reason is in the text.
+        raise ValueError(f"{address}: cannot be downloaded ({error}); {fix}") from None
     # urllib raises no error if the connection is closed early.
     size = file.stat().st_size
     if length is not None and size != int(length):

@@ -55,6 +55,12 @@ def find_model(path: Path) -> Path:
         "give an experiment or a model folder: `speakerlab train` writes one, and "
         "`speakerlab import` converts a checkpoint"
     )
+    if (path / "checkpoints").exists():
+        problem = "has no model yet"
+        fix = (
+            "its training has not ended: wait for it, or run its command again, which"
+            " continues it"
+        )
     if not path.exists():
         problem = "does not exist"
         # The user may have left out "hub:".

@@ -8,7 +8,7 @@ import csv
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from speakerlab.config.layers import parse_yaml
-from speakerlab.core.reading import open_text
+from speakerlab.core.reading import open_text, refuse_no_text
 
 log = logging.getLogger(__name__)
 Toolkit = Literal["3dspeaker", "wespeaker"]
@@ -52,6 +52,22 @@ FBANK_ARGS = ("num_mel_bins", "frame_length", "frame_shift", "dither")
 CMVN_ARGS = ("norm_mean", "norm_var")
 TFMEL_ARGS = (*TFMEL, "n_mels", "sample_rate")
 REFERENCE = r"<([a-zA-Z]\w*)>"  # in 3D-Speaker: the value of another top-level key
+# Keys anywhere in a configuration that mean the same as a setting of features. They count only if
+# the setting itself is missing.
+RATE_KEYS = re.compile(
+    r"(.*_)?(re)?sampl(e|ing)_?(rate|freq|frequency)|sr|fs", re.IGNORECASE
+)
+BIN_KEYS = re.compile(
+    r"(num_|n_)?(mels?|mel_bins|fbank_bins)|fbank_dim|feat_dim|feature_dim",
+    re.IGNORECASE,
+)
+LENGTH_KEYS = re.compile(r"frame_length(_ms)?|frame_len")
+SHIFT_KEYS = re.compile(r"frame_shift(_ms)?|frame_hop")
+# Keys of the size of embeddings, in the arguments of the models of both toolkits.
+SIZE_KEYS = ("embedding_size", "embed_dim", "lin_neurons")
+# Tags of HyperPyYAML, which SpeechBrain's configurations are written in.
+SPEECHBRAIN_TAG = re.compile(rb"!(new|ref|name|apply|copy|include|module):?[ \w]")
+DEEPEST = 20  # sections within sections; a YAML file may contain itself
 # WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
 # folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
@@ -83,10 +99,11 @@ class ForeignConfig:
                 "dataset_args.tfmel_args.n_mels", tfmel.get("n_mels", 80)
             )
         if self.toolkit == "3dspeaker":
+            model = self._section("embedding_model", "args")
             key, num_bins = self._of_extractor(
-                "n_mels", otherwise="fbank_dim", usual=80
+                "n_mels", otherwise="fbank_dim", usual=model.get("feat_dim", 80)
             )
-            return self._whole(key, num_bins)
+            return self._whole(key, self._value(num_bins))
         # Without it, the input size of the model.
         fbank = self._section("dataset_args", "fbank_args")
         model = self._section("model_args")
@@ -140,6 +157,10 @@ class ForeignConfig:
             "sample_rate", otherwise="sample_rate", usual=16000
         )
         sample_rate = self._whole(key, rate)
+        if "n_mels" not in args:
+            self._refuse_synonyms(BIN_KEYS, self.feat_dim, f"{where}.n_mels")
+        if "sample_rate" not in args:
+            self._refuse_synonyms(RATE_KEYS, sample_rate, f"{where}.sample_rate")
         assumed = {"n_mels": self.feat_dim, "sample_rate": sample_rate}
         for argument, value in assumed.items():
             if argument not in args:
@@ -203,12 +224,31 @@ class ForeignConfig:
                 raise self._refusal(rate_key, sample_rate, title="frontend: tfmel")
         frame_length = fbank.get("frame_length", 25)
         frame_shift = fbank.get("frame_shift", 10)
+        self._refuse_synonyms_of_wespeaker(sample_rate)
         return {
             "sample_rate": sample_rate,
             "frame_length_ms": self._milliseconds("frame_length", frame_length),
             "frame_shift_ms": self._milliseconds("frame_shift", frame_shift),
             "mean_norm": mean_norm,
         }
+
+    def _refuse_synonyms_of_wespeaker(self, sample_rate: int) -> None:
+        """Refuse settings of WeSpeaker's features that are under other keys."""
+        data = self._section("dataset_args")
+        if "resample_rate" not in data:
+            self._refuse_synonyms(RATE_KEYS, sample_rate, "dataset_args.resample_rate")
+        if self.kind != "fbank":
+            return
+        fbank = self._section("dataset_args", "fbank_args")
+        settings = (
+            ("num_mel_bins", BIN_KEYS, self.feat_dim),
+            ("frame_length", LENGTH_KEYS, 25),
+            ("frame_shift", SHIFT_KEYS, 10),
+        )
+        for name, synonyms, usual in settings:
+            if name not in fbank:
+                key = f"dataset_args.fbank_args.{name}"
+                self._refuse_synonyms(synonyms, usual, key)
 
     def head(self) -> dict[str, Any] | None:
         """Return our head that matches the published one, None if we have no such kind."""
@@ -230,6 +270,36 @@ class ForeignConfig:
             easy_margin = self._value(args.get("easy_margin", False))
             our_args["easy_margin"] = bool(easy_margin)
         return {"name": name, "args": our_args}
+
+    def check_size(self, embed_dim: int) -> None:
+        """Raise ValueError if the configuration is of a model with embeddings of another size."""
+        sections = {"3dspeaker": ("embedding_model", "args")}
+        keys = sections.get(self.toolkit or "", ("model_args",))
+        args = self._section(*keys)
+        for name in SIZE_KEYS:
+            size = self._value(args.get(name, embed_dim))
+            if size != embed_dim:
+                raise ValueError(
+                    f"{self.path}: {'.'.join(keys)}.{name} is {size}, but the embeddings"
+                    f" of the checkpoint have {embed_dim} dimensions; give the"
+                    " configuration of this checkpoint"
+                )
+
+    def _refuse_synonyms(
+        self, synonyms: re.Pattern[str], assumed: float, setting: str
+    ) -> None:
+        """Refuse a key that gives another value to a setting that is missing.
+
+        assumed: the value that the setting has without its key.
+        """
+        for key, value in _values_by_key(self.values):
+            *_, name = key.split(".")
+            if not synonyms.fullmatch(name) or self._value(value) in (None, assumed):
+                continue
+            raise ValueError(
+                f"{self.path}: {key} is {value}, but {setting} is missing, for which"
+                f" {assumed:g} would be assumed; add {setting}: VALUE to this file"
+            )
 
     def _section(self, *keys: str) -> Mapping[str, Any]:
         """Return the section at a path of keys, empty if missing; ValueError if it is none."""
@@ -263,7 +333,7 @@ class ForeignConfig:
         return value
 
     def _of_extractor(
-        self, name: str, *, otherwise: str, usual: int
+        self, name: str, *, otherwise: str, usual: object
     ) -> tuple[str, object]:
         """Return the key and the value of an argument of 3D-Speaker's extractor.
 
@@ -325,11 +395,35 @@ class ForeignConfig:
         return value
 
 
+def _values_by_key(
+    values: object, *, where: str = "", depth: int = 0
+) -> Iterator[tuple[str, object]]:
+    """Yield the path of keys and the value of everything in a configuration but sections."""
+    if depth > DEEPEST:
+        return
+    children: Iterable[tuple[str, object]]
+    if isinstance(values, Mapping):
+        children = [(f"{where}.{key}", value) for key, value in values.items()]
+    elif isinstance(values, list):
+        children = [(where, value) for value in values]
+    else:
+        yield where.removeprefix("."), values
+        return
+    for key, value in children:
+        yield from _values_by_key(value, where=key, depth=depth + 1)
+
+
 def read_config(path: Path | None) -> ForeignConfig:
     """Read a config.yaml as plain data; ValueError, one line, for a tag that names code."""
     if path is None:
         return ForeignConfig(None, None, {})
     text = path.read_bytes()
+    refuse_no_text(text, path)
+    if SPEECHBRAIN_TAG.search(text):
+        raise ValueError(
+            f"{path}: is a configuration of SpeechBrain (HyperPyYAML), whose features we"
+            " do not compute; models of 3D-Speaker and WeSpeaker can be imported"
+        )
     values = parse_yaml(text, str(path), yaml.SafeLoader)
     if not isinstance(values, dict):
         values = {}

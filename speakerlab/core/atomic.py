@@ -28,8 +28,12 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield an empty file to fill; it replaces `path` on success and is removed on an error.
 
-    Its mode is the mode that the umask gives.
+    Like a file that is opened for writing, it keeps the mode of the file that it replaces, and a
+    link keeps its target's place; the mode of a new file is that of the umask.
     """
+    # Else a link would become a file, and readers of its target would get old content.
+    if path.is_symlink():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # Named by host and process, because several may write the same file.
     writer = f"{socket.gethostname()}.{os.getpid()}"
@@ -41,6 +45,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         partial.touch()
         mode = partial.stat().st_mode
+        # An owner may have shared the old file with a group, or closed it to others.
+        with suppress(FileNotFoundError):
+            mode = path.stat().st_mode
         yield partial
         # Some writers, such as safetensors' `save_file`, put a file in its place that only its
         # owner may read.

@@ -21,13 +21,13 @@ OF_SYSTEMS = {
     "recycler",
     "recycled",
     "system volume information",
-    "found.000",
     "lost.dir",
     "lost+found",
     "@eadir",
     "@tmp",
     "@sharebin",
     "@recycle",
+    "@transcode",
     "@recently-snapshot",
     "#recycle",
     "#snapshot",
@@ -43,6 +43,16 @@ OF_EDITORS = (
     ".rej",
     ".swp",
     ".swo",
+    ".swn",
+    ".save",
+    ".autosave",
+    ".kate-swp",
+    ".unison",
+    ".dpkg-old",
+    ".dpkg-new",
+    ".dpkg-dist",
+    ".rpmsave",
+    ".rpmnew",
     ".tmp",
     ".temp",
     ".part",
@@ -55,8 +65,14 @@ OF_EDITORS = (
     ".aria2",
 )
 COPIES = re.compile(
-    # Dropbox, Nextcloud and Syncthing keep both versions of a file that two hosts have changed.
+    # Dropbox, Nextcloud, Syncthing, Seafile, ownCloud and rclone keep both versions of a file that
+    # two hosts have changed.
     r".*\((.* )?conflicted copy.*\).*|.*\(case conflict.*\).*|.*\.sync-conflict-\d+.*"
+    r"|.*\(sfconflict .*\).*|.*_conflict-\d{8}-\d{6}.*|.*\.conflict\d+"
+    # Numbered backups, such as utt2spk.bak2 and utt2spk.orig.1.
+    r"|.+\.(bak|backup|old|orig)[-._]?\d+"
+    # Windows' chkdsk puts what it has recovered into found.000, found.001, ...
+    r"|found\.\d{3}"
     # Emacs saves FILE as #FILE#; Office locks FILE by ~$FILE.
     r"|#.+#|~\$.+",
     re.IGNORECASE | re.DOTALL,

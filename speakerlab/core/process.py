@@ -21,6 +21,7 @@ Result = TypeVar("Result")
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # id of the process that started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PF_FORKNOEXEC = 0x40  # linux/sched.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 # Exit codes of commands and run.sh, explained in docs/troubleshooting.md.
@@ -36,6 +37,18 @@ MEMORY_NOTE = "out_of_memory"
 
 # Signals that commands handle, because they save before they exit.
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def was_forked() -> bool:
+    """Return whether this process was forked, and has executed no other program since (Linux)."""
+    try:
+        text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    # The name of the program may have blanks; behind it are the state and six fields.
+    _, _, behind_name = text.rpartition(")")
+    flags = int(behind_name.split()[6])
+    return bool(flags & PF_FORKNOEXEC)
 
 
 def available_cpus(root: Path = Path("/")) -> int:

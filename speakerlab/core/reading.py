@@ -4,7 +4,8 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from functools import lru_cache
@@ -22,6 +23,29 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 MARKS_OF_LINES = re.compile(rb"(?<=[\r\n])(\xef\xbb\xbf)+")  # of UTF-8
+# First bytes of files that are often given in place of a text file -> what is wrong, and the fix.
+NO_TEXTS = {
+    b"version https://git-lfs": (
+        "is a pointer of Git LFS, not the file itself; run `git lfs pull` in its"
+        " repository"
+    ),
+    b"\x1f\x8b": "is compressed by gzip; unpack it with gunzip",
+    b"BZh91AY&SY": "is compressed by bzip2; unpack it with bunzip2",
+    b"\xfd7zXZ": "is compressed by xz; unpack it with unxz",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; unpack it with unzstd",
+    b"PK\x03\x04": "is a zip archive or a spreadsheet; unpack it, or save it as text",
+    b"\xd0\xcf\x11\xe0": "is a file of Office; save it as text",
+    b"%PDF": "is a PDF; save its table as text",
+    b"{\\rtf": "is a rich text file (RTF); save it as plain text",
+    b"<!DOCTYPE html": "is a web page; download the file itself",
+    b"<!doctype html": "is a web page; download the file itself",
+    b"<html": "is a web page; download the file itself",
+    b"<HTML": "is a web page; download the file itself",
+}
+NUM_HEAD = max(map(len, NO_TEXTS))  # bytes
+# Characters without a glyph that web pages and editors put into text. The joiners U+200C and U+200D
+# are not among them, because some scripts need them.
+INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 READ_BYTES = 1 << 16  # at once
 
 
@@ -32,8 +56,8 @@ def open_text(
     """Open a text file: UTF-8, with or without a byte order mark, or UTF-16 or 32 with one.
 
     errors: "surrogateescape" yields lines with bytes that are not UTF-8, to be refused one by one.
-    Raises ValueError for a folder, another encoding and NUL bytes, with the number of the first
-    such line, or if a `csv.reader` in the block rejects the file.
+    Raises ValueError for a folder, a file of NO_TEXTS, another encoding and NUL bytes, with the
+    number of the first such line, or if a `csv.reader` in the block rejects the file.
     """
     try:
         file = path.open("rb", buffering=0)
@@ -41,7 +65,11 @@ def open_text(
         raise ValueError(
             f"{path}: is a folder, not a file; give a file, or move the folder away"
         ) from None
-    source = _Bytes(file, path)
+    try:
+        source = _Bytes(file, path)
+    except BaseException:
+        file.close()
+        raise
     try:
         with io.TextIOWrapper(
             source, encoding=source.encoding, errors=errors, newline=newline
@@ -66,11 +94,12 @@ class _Bytes(io.BufferedIOBase):
         self.last = b""  # the bytes that were read last
         self.head = b""
         # A pipe may yield fewer bytes than there are.
-        while len(self.head) < 4:
-            more_bytes = file.read(4 - len(self.head))
+        while len(self.head) < NUM_HEAD:
+            more_bytes = file.read(NUM_HEAD - len(self.head))
             if not more_bytes:
                 break
             self.head += more_bytes
+        refuse_no_text(self.head, path)
         self.encoding = "utf-8"
         for mark, encoding in MARKS.items():
             if self.head.startswith(mark):
@@ -151,9 +180,46 @@ class _Bytes(io.BufferedIOBase):
         return f"{self.path}:{number}: is not UTF-8 text, got '{got}'; save it as UTF-8"
 
 
+def refuse_no_text(data: bytes, path: Path) -> None:
+    """Raise ValueError if the bytes of a file begin like one of NO_TEXTS."""
+    head = data[:NUM_HEAD].removeprefix(codecs.BOM_UTF8).lstrip()
+    for beginning, problem in NO_TEXTS.items():
+        if head.startswith(beginning):
+            raise ValueError(f"{path}: {problem}")
+
+
 def count_line_ends(data: bytes) -> int:
     r"""Return the number of line ends: \n, \r\n or \r."""
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+
+
+def refuse_twins(names: Iterable[str], *, where: str, kind: str) -> None:
+    """Raise ValueError if two names look the same, but are different text.
+
+    Such are a name with an invisible character beside one without, and the two spellings of an
+    accent in Unicode (one character on Windows and Linux, two in file names of macOS). The two
+    would count as two speakers or recordings.
+    """
+    all_names = set(names)
+    name_of_look: dict[str, str] = {}
+    # Names in ASCII look different from each other, so there is nothing to do for most files.
+    for name in sorted(all_names):
+        if name.isascii():
+            continue
+        visible = INVISIBLE.sub("", name)
+        look = unicodedata.normalize("NFC", visible)
+        is_twin = look != name and look in all_names
+        twin = look if is_twin else name_of_look.setdefault(look, name)
+        if twin != name:
+            raise ValueError(
+                f"{where}: two {kind} look alike, {ascii(twin)} and {ascii(name)};"
+                " spell them the same"
+            )
+
+
+def show_invisible(name: str) -> str:
+    """Return a name with its invisible characters as escapes."""
+    return INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", name)
 
 
 def read_text(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from speakerlab.data import levels
 from speakerlab.data.decoders import BLOCK_SAMPLES as BLOCK_SAMPLES
 from speakerlab.data.decoders import FULL_SCALE as FULL_SCALE
 from speakerlab.data.decoders import MAX_PEAK as MAX_PEAK
@@ -26,6 +27,8 @@ from speakerlab.data.sources import require_file as require_file
 
 RATES = range(2000, 1_000_001)  # Hz; a header with another rate is wrong
 NO_SAMPLES = np.zeros(0, dtype=np.int16)
+# Of longer recordings, the levels of this part are measured: 20 MB.
+MAX_MEASURED_SAMPLES = 10_000_000
 # Endings of recordings, in lower case. Ranges of wav and flac files are read fast, so data
 # directories list these as they are; recipes convert others first.
 ENDINGS = (".wav", ".flac")
@@ -87,6 +90,8 @@ class AudioInfo:
     num_channels: int
     # Whether a range is read without decoding the samples before it.
     has_index: bool = True
+    # Why the first channel may be no speech, one of `levels.KINDS`; None also without decoding.
+    level_fault: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -110,13 +115,17 @@ def read_info(
                 " frontend.sample_rate)"
             )
         num_samples = decoder.stated_samples
-        if decode or num_samples is None:
+        level_fault = None
+        if decode:
+            num_samples, level_fault = _listen(decoder)
+        elif num_samples is None:
             num_samples = sum(len(block_SC) for block_SC in decoder.blocks())
         info = AudioInfo(
             num_samples=num_samples,
             sample_rate=decoder.sample_rate,
             num_channels=decoder.num_channels,
             has_index=decoder.can_seek(num_samples),
+            level_fault=level_fault,
         )
     if sample_rate is not None and not info.num_samples:
         raise ValueError(f"{path}: is empty (0 samples); record it again or drop it")
@@ -217,6 +226,19 @@ def _opened(source: Source, *, checks_end: bool = True) -> Iterator[Decoder]:
                 f"{line}, got {decoder.sample_rate}; its header is wrong: copy it again"
             )
         yield decoder
+
+
+def _listen(decoder: Decoder) -> tuple[int, str | None]:
+    """Decode a recording; return its number of samples, and the fault of its levels if any."""
+    num_samples = 0
+    measured = [NO_SAMPLES]
+    for block_SC in decoder.blocks():
+        if num_samples < MAX_MEASURED_SAMPLES:
+            # A copy, without the other channels.
+            measured.append(np.ascontiguousarray(block_SC[:, 0]))
+        num_samples += len(block_SC)
+    wave_S = np.concatenate(measured)
+    return num_samples, levels.find_kind(wave_S, sample_rate=decoder.sample_rate)
 
 
 def _crop(

@@ -14,7 +14,7 @@ from pathlib import Path
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.core.reading import open_text
-from speakerlab.data import audio, tables
+from speakerlab.data import audio, levels, tables
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
 MIN_SEGMENT_SECONDS = 0.025
@@ -282,7 +282,11 @@ def _check_audio(
                 line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
                 faults.add("bad segments", line)
 
-    return _note_formats(folder, infos)
+    notes = _note_formats(folder, infos)
+    # Noise and rooms have levels that speech has not.
+    if data_dir.speakers is not None:
+        notes += _note_levels(folder, infos)
+    return notes
 
 
 def _note_formats(
@@ -308,6 +312,20 @@ def _note_formats(
         fix = "training is faster from shards (speakerlab pack) or from wav or flac"
         notes.append(f"{folder}: {len(without_index)} recordings {text}; {fix}")
     return notes
+
+
+def _note_levels(folder: Path, infos: Mapping[str, audio.AudioInfo | str]) -> list[str]:
+    """Return a note for each kind of recordings that may be no speech."""
+    kind_of: dict[str, str] = {}
+    for recording, info in infos.items():
+        if not isinstance(info, str) and info.level_fault is not None:
+            kind_of[recording] = info.level_fault
+    return levels.describe_kinds(
+        kind_of,
+        len(infos),
+        where=str(folder),
+        unit="recordings",
+    )
 
 
 def _count(recordings: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ A file is read as int16 like the recordings of a data directory, so that both gi
 """
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,10 @@ INTEGERS = {
 # is no difference.
 MIN_OTHER_SHARE = 0.01
 MIN_OTHER_PEAK = 0.001
+# Waves that were normalised to a variance of 1, or amplified, have smaller peaks.
+MIN_INTEGER_PEAK = 64.0
+# Shorter than any syllable.
+MIN_VOICE_SECONDS = 0.05
 # Amplitudes of 16-bit values in int32 are smaller, and vanish when they are rounded to 16 bits.
 MIN_ROUNDED = 0.75 / audio.FULL_SCALE
 
@@ -210,20 +215,19 @@ class _Reading:
         value = self.lowest_C[index]
         if value != self.highest_C[index]:
             return
-        if value:
-            raise ValueError(
-                f"{self.where}: is constant, got {value:g} in every sample; give a"
-                " recording of a voice"
-            )
         number = index + 1 if self.reads_each else self.channels or 1
         where = self.where
+        is_audible_C = self.peak_C > MIN_OTHER_PEAK
         if self.num_channels > 1 and number != "mix":
             where = f"{self.where}, channel {number}"
-        audible_C = np.flatnonzero(self.peak_C > MIN_OTHER_PEAK)
+            # A constant has a peak, too.
+            is_audible_C[int(number) - 1] = False
         fix = "give a recording of a voice"
-        if len(audible_C):
-            fix = f"channel {audible_C[0] + 1} has sound, choose with {self.choice}"
-        raise ValueError(f"{where}: is silent, got 0 in every sample; {fix}")
+        if is_audible_C.any():
+            other = np.flatnonzero(is_audible_C)[0] + 1
+            fix = f"channel {other} has sound, choose with {self.choice}"
+        kind = f"is constant, got {value:g}" if value else "is silent, got 0"
+        raise ValueError(f"{where}: {kind} in every sample; {fix}")
 
     def warn_of_other_channel(self) -> None:
         """Warn if the first channel was read by default, and another one has other sound."""
@@ -244,19 +248,25 @@ def _check_levels(
     measured = levels.measure(wave_S, sample_rate=sample_rate)
     if measured.peak_db < levels.SILENT_DB:
         raise ValueError(_too_faint(where, measured.peak_db, source))
-    if _is_int32(source) and measured.peak_db < levels.INT24_DB:
-        fault = "has 24-bit values in int32; multiply them by 256"
+    dtype = _dtype_of(source)
+    # 128 / 32768 is the same level.
+    if dtype in ("int16", "int32") and measured.peak_db < levels.INT24_DB:
+        bits = 24 if dtype == "int32" else 8
+        fault = f"has {bits}-bit values in {dtype}; multiply them by 256"
     else:
         fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
     if fault is None:
         fault = levels.find_padding(wave_S)
+    seconds = len(wave_S) / sample_rate
+    if fault is None and seconds < MIN_VOICE_SECONDS:
+        fault = f"lasts {1000 * seconds:.0f} ms, too short for a voice"
     if fault is not None:
         log.warning("%s: %s; check the recording", where, fault)
 
 
 def _too_faint(where: str, peak_db: float, source: Any) -> str:
     fix = "give a louder recording, or scale it to [-1, 1]"
-    if _is_int32(source):
+    if _dtype_of(source) == "int32":
         fix = "cast 16-bit values to int16"
     return (
         f"{where}: has a peak of {peak_db:.0f} dB of full scale, which is no speech;"
@@ -264,9 +274,9 @@ def _too_faint(where: str, peak_db: float, source: Any) -> str:
     )
 
 
-def _is_int32(source: Any) -> bool:
-    """Return whether a source is an array or tensor of 32-bit integers."""
-    return str(getattr(source, "dtype", "")).endswith("int32")
+def _dtype_of(source: Any) -> str:
+    """Return the name of the type of an array's or tensor's samples; "" for other sources."""
+    return str(getattr(source, "dtype", "")).removeprefix("torch.")
 
 
 def _read(
@@ -326,12 +336,12 @@ def _stream_waves(
     if isinstance(source, bytearray | memoryview):
         source = bytes(source)
     is_open_file = hasattr(source, "read")
-    if is_open_file or isinstance(source, str | Path | bytes):
+    if is_open_file or isinstance(source, str | os.PathLike | bytes):
         opened = audio.stream(source, all_channels=True)
     else:
         rate = sample_rate if source_rate is None else source_rate
         array_blocks = _array_blocks(source, rate, reading)
-        opened = nullcontext((rate, array_blocks))
+        opened = nullcontext((int(rate), array_blocks))
     with opened as (rate, blocks):
         if source_rate not in (None, rate):
             line = f"{where}: the file says {rate} Hz, got sample_rate={source_rate}"
@@ -341,11 +351,12 @@ def _stream_waves(
 
 
 def _array_blocks(source: Any, rate: int, reading: _Reading) -> Iterator[np.ndarray]:
-    is_whole = isinstance(rate, int | np.integer)
-    if not is_whole or rate < 1:
+    is_whole = isinstance(rate, Real) and float(rate).is_integer()
+    # A rate in kHz would make an hour of 4 s.
+    if not is_whole or int(rate) not in audio.RATES:
         raise ValueError(
-            f"{reading.where}: sample_rate must be a whole number above 0, got {rate!r};"
-            " correct it"
+            f"{reading.where}: sample_rate must be a whole number from"
+            f" {audio.RATES[0]} to {audio.RATES[-1]} Hz, got {rate!r}; correct it"
         )
     raw_SC = _array_channels(source, reading)
     # Errors of an array are raised here, before the first block is read.
@@ -359,11 +370,7 @@ def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     where = reading.where
     # A tensor, recognised without importing torch.
     if hasattr(source, "detach"):
-        source = source.detach().cpu()
-        # numpy has no bfloat16; float32 holds all its values, and waves are float32 in the end.
-        if source.is_floating_point():
-            source = source.float()
-        source = source.numpy()
+        source = _tensor_values(source, where)
     if not isinstance(source, np.ndarray):
         raise ValueError(
             f"{where}: is no audio, got {type(source).__name__}; give a path, bytes, an"
@@ -379,7 +386,7 @@ def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     source = np.asarray(source)
     if not source.size or source.ndim == 1:
         return source.reshape(-1, 1)
-    num_channels = min(source.shape)
+    num_channels = min(source.shape, default=0)
     if source.ndim != 2 or num_channels > MAX_CHANNELS:
         raise ValueError(
             f"{where}: must have shape (samples,), (samples, channels) or (channels,"
@@ -399,6 +406,22 @@ def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     return source.T if num_rows <= num_columns else source
 
 
+def _tensor_values(tensor: Any, where: str) -> np.ndarray:
+    """Return the values of a torch tensor."""
+    try:
+        tensor = tensor.detach().cpu().resolve_neg()
+        # numpy has no bfloat16; float32 holds all its values, and waves are float32 in the end.
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        # Sparse, nested or without values.
+        raise ValueError(
+            f"{where}: is a tensor of a kind ({tensor.layout} on {tensor.device}) that"
+            " holds no plain samples; give a dense one"
+        ) from error
+
+
 def _amplitudes(raw_SC: np.ndarray, where: str) -> np.ndarray:
     """Return samples as float32 in [-1, 1]; refuse values not finite or of another scale."""
     if raw_SC.dtype in INTEGERS:
@@ -415,7 +438,9 @@ def _amplitudes(raw_SC: np.ndarray, where: str) -> np.ndarray:
     peak = np.abs(raw_SC).max()
     if peak > audio.MAX_PEAK:
         fix = "divide by the full scale (32768 for 16 bits)"
-        if raw_SC.min() >= 0 and peak <= 255:
+        if peak < MIN_INTEGER_PEAK:
+            fix = "divide by the peak"
+        elif raw_SC.min() >= 0 and peak <= 255:
             fix = "for 8 bits, subtract 128 and divide by 128"
         raise ValueError(
             f"{where}: floating point must be in [-1, 1], got {peak:g}; {fix}"

@@ -33,10 +33,16 @@ INTEGER_SUBTYPES = ("PCM_", "ULAW", "ALAW", "GSM", "IMA_ADPCM", "MS_ADPCM")
 BLOCK_SAMPLES = 1 << 18  # decoded at a time
 # Of floating point: a peak above 1 is an overshoot and clipped, above this it is another scale.
 MAX_PEAK = 2.0
-UNKNOWN_FORMAT = 1  # libsndfile's code
+# Codes of libsndfile. The second is its answer to noise that looks like MP3.
+UNKNOWN_FORMAT, NO_REGULAR_FILE = 1, 7
 UNKNOWN_SAMPLES = 1 << 40  # libsndfile means that the header has no length
+# Formats of samplers, pocket computers and MATLAB in which libsndfile does not notice a cut; some
+# state no length.
+UNCHECKED = ("AVR", "IRCAM", "MAT4", "MAT5", "MPC2K", "PAF", "PVF", "WVE", "XI")
 # Formats whose samples depend on the decoder, so that a range must be read with the same one.
 LOSSY = ("MP3", "OGG")
+# Formats whose sound can be read without their header -> the order of its bytes.
+BYTE_ORDERS = {"AIFF": "BIG", "AU": "BIG", "RF64": "LITTLE"}
 # Formats without a header, which libsndfile recognises by the ending.
 HEADERLESS = {".gsm": "GSM610", ".vox": "VOX_ADPCM"}
 HEADERLESS_RATE = 8000  # Hz
@@ -47,6 +53,7 @@ STATED_BYTES = re.compile(
     r"^\s*(?:data|SSND|BODY|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)",
     re.MULTILINE,
 )
+TRUNCATED = "Seems to be a truncated file."  # of VOC files
 STATED_SAMPLES = re.compile(rb"^sample_count -i (\d+)", re.MULTILINE)
 SPHERE_HEADER_BYTES = 1024
 # Bytes behind the stated length: a few are padding.
@@ -156,6 +163,27 @@ class SndDecoder:
     def close(self) -> None:
         self.sound.close()
 
+    def read_behind_header(self) -> None:
+        """Take all bytes behind a header that states no samples for sound."""
+        sound = self.sound
+        order = sound.endian
+        if order == "FILE":
+            order = BYTE_ORDERS[sound.format]
+        content = peek(self.file, self.file.tell(), size_of(self.file))
+        self.file = io.BytesIO(content)
+        self.sound = _Sound(
+            self.file,
+            format="RAW",
+            subtype=sound.subtype,
+            endian=order,
+            samplerate=sound.samplerate,
+            channels=sound.channels,
+        )
+        sound.close()
+        self.stated_samples = self.sound.frames
+        self.has_index = self.sound.has_index()
+        self.position = 0
+
     def _measure_mp3(self) -> None:
         """Use the length of an MP3 file only if it is no estimate."""
         first_byte = _skip_id3(self.file)
@@ -202,6 +230,11 @@ class SndDecoder:
             # Fewer bytes than a sample has are no sound.
             if (stated - present) * self.sound.frames >= present:
                 refuse_cut(stated, present, "bytes", self.where)
+        elif self.sound.format == "VOC" and TRUNCATED in self.sound.extra_info:
+            raise ValueError(
+                f"{self.where}: is cut short, after {self.sound.frames} samples; copy it"
+                " again"
+            )
         elif self.sound.format == "NIST":
             header = peek(self.file, 0, SPHERE_HEADER_BYTES)
             match = STATED_SAMPLES.search(header)
@@ -277,8 +310,15 @@ def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
         reason = str(error).split(": ", 1)[-1]
         problem = f"is not readable audio: '{reason}'"
         # If libsndfile does not know the format, the message of PyAV says more.
-        is_unknown = error.code == UNKNOWN_FORMAT
+        is_unknown = error.code in (UNKNOWN_FORMAT, NO_REGULAR_FILE)
         return AvDecoder(file, where, unreadable=None if is_unknown else problem)
+    if decoder.sound.format in UNCHECKED:
+        name = decoder.sound.format_info
+        decoder.close()
+        raise ValueError(
+            f"{where}: is a file of the format {name}, in which a cut is not noticed;"
+            " convert it to wav or flac"
+        )
     if decoder.sound.subtype.startswith("MPEG") and decoder.sound.format != "MP3":
         decoder.close()
         problem = "holds MP3 in a wav file, whose length libsndfile only estimates"
@@ -290,10 +330,15 @@ def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
     except ValueError:
         decoder.close()
         raise
+    # As of a program that writes into a pipe, and does not know the length.
+    states_nothing = decoder.stated_samples == 0
+    if num_rest and states_nothing and decoder.sound.format in BYTE_ORDERS:
+        decoder.read_behind_header()
+        return decoder
     share = num_rest / size_of(file)
     max_padding = max(MAX_PADDING_BYTES, MAX_PADDING_SHARE * size_of(file))
     # A header that states no samples has a placeholder: everything is behind it.
-    if decoder.stated_samples == 0:
+    if states_nothing:
         max_padding = 0
     if num_rest <= max_padding:
         return decoder

@@ -6,17 +6,18 @@ are of 2,267 recordings of speech: LibriSpeech, speechocean762, Speech Commands 
 Letters: S samples, T frames, L samples of a frame, N spectra, F frequencies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from speakerlab.data.audio import BLOCK_SAMPLES, FULL_SCALE
+from speakerlab.data.decoders import BLOCK_SAMPLES, FULL_SCALE
 
 # The lowest peak of speech is -34 dB of full scale. Below three steps of 16 bits, -80 dB, nothing
 # can be understood; 16-bit values in int32 have a peak below -90 dB, 24-bit values below -48 dB.
 SILENT_DB = -80.0
-FAINT_DB = -60.0
+FAINT_DB = -48.0
 INT24_DB = -48.0
 # The largest mean is 0.12, of a speaker of LibriSpeech; values from 0 to 1 have one of 0.5.
 MAX_OFFSET = 0.25
@@ -45,13 +46,23 @@ FRAME_SECONDS = 0.05
 NEAR_LOUDEST_DB = 20.0
 MIN_SPREAD_DB = 0.7
 # A held vowel may be as steady. The spectrum of noise is flatter: its geometric mean by its mean
-# is 1 for white and 0.5 for pink noise. The spectrum of tones is a few lines.
+# is 1 for white and 0.5 for pink noise. At any time, the spectrum of a tone, a chirp or a dialled
+# digit is a few lines.
 SPECTRUM_SAMPLES = 1024
 MIN_FLATNESS = 0.03
-LINES_SHARE = 0.1  # of the frequencies
+LINES_SHARE = 0.03  # of the frequencies
 MIN_TONE_POWER = 0.999  # share of the power in these lines
 # Of speech, at most 0.7 % are digital zeros at the beginning and the end.
 MAX_ZEROS = 0.4
+MAX_NAMES = 3  # in a line about recordings of one kind
+# Kinds of faults, which continue "N recordings ".
+SILENT = "are silent"
+FAINT = "are too faint for speech"
+OFFSET = "are far from 0 in their mean"
+OTHER_SOUND = "are noise or tones"
+CLIPPED = "are clipped"
+PADDED = "are mostly digital silence"
+KINDS = (SILENT, FAINT, OFFSET, OTHER_SOUND, CLIPPED, PADDED)
 
 
 @dataclass(frozen=True)
@@ -72,32 +83,96 @@ class Levels:
         return float(20 * np.log10(max(peak, 1e-10)))
 
 
+class Fault(NamedTuple):
+    """What shows that a wave is no recording of speech."""
+
+    kind: str  # one of KINDS
+    text: str  # continues "NAME: "
+
+
 def find_fault(wave_S: np.ndarray, levels: Levels, *, sample_rate: int) -> str | None:
     """Return what shows that a wave is no recording of speech; None if it may be one.
 
     levels: of `measure`. The text continues "NAME: ".
     """
+    fault = classify(wave_S, levels, sample_rate=sample_rate)
+    return None if fault is None else fault.text
+
+
+def find_kind(wave_S: np.ndarray, *, sample_rate: int) -> str | None:
+    """Return the fault of a wave as one of KINDS; None if it may be a recording of speech."""
+    if not len(wave_S):
+        return None
+    levels = measure(wave_S, sample_rate=sample_rate)
+    fault = classify(wave_S, levels, sample_rate=sample_rate)
+    if fault is not None:
+        return fault.kind
+    return None if find_padding(wave_S) is None else PADDED
+
+
+def describe_kinds(
+    kind_of: Mapping[str, str], total: int, *, where: str, unit: str
+) -> list[str]:
+    """Return a line for each kind of fault, with its number and the first names.
+
+    kind_of: name -> one of KINDS. total: of all recordings or utterances; unit: these, in the
+    plural.
+    """
+    names_of: dict[str, list[str]] = {}
+    for name, kind in kind_of.items():
+        names_of.setdefault(kind, []).append(name)
+    lines: list[str] = []
+    for kind in KINDS:
+        names = names_of.get(kind, [])
+        if not names:
+            continue
+        text = ", ".join(names[:MAX_NAMES])
+        if len(names) > MAX_NAMES:
+            text += ", ..."
+        counts = f"{len(names)} of {total} {unit}"
+        lines.append(f"{where}: {counts} {kind} ({text}); listen to them")
+    return lines
+
+
+def classify(wave_S: np.ndarray, levels: Levels, *, sample_rate: int) -> Fault | None:
+    """Return what shows that a wave is no recording of speech, as `find_fault`, with its kind."""
     if levels.peak_db < FAINT_DB:
-        return (
+        kind = SILENT if levels.peak_db < SILENT_DB else FAINT
+        text = (
             f"has a peak of {levels.peak_db:.0f} dB of full scale, too faint for speech"
         )
+        return Fault(kind, text)
     has_one_sign = levels.lowest >= 0 or levels.highest <= 0
     if has_one_sign or abs(levels.mean) > MAX_OFFSET:
-        return (
+        text = (
             f"has samples from {levels.lowest:.2f} to {levels.highest:.2f} around"
             f" {levels.mean:.2f} instead of 0: subtract the value of silence"
         )
-    is_long = len(wave_S) >= MIN_SECONDS * sample_rate
-    if is_long:
-        if is_white(wave_S, levels):
-            return "is white noise, as are samples read in a wrong format"
-        kind = steady_kind(wave_S) if levels.spread_db < MIN_SPREAD_DB else None
-        if kind is not None:
-            return f"is {kind}, not speech"
+        return Fault(OFFSET, text)
+    sound = find_other_sound(wave_S, levels, sample_rate=sample_rate)
+    if sound is not None:
+        return Fault(OTHER_SOUND, f"is {sound}")
     clipped = clipped_share(wave_S, levels)
     if clipped > MAX_CLIPPED:
-        return f"is clipped in {100 * clipped:.0f} % of its samples"
+        return Fault(CLIPPED, f"is clipped in {100 * clipped:.0f} % of its samples")
     return None
+
+
+def find_other_sound(
+    wave_S: np.ndarray, levels: Levels, *, sample_rate: int
+) -> str | None:
+    """Return the kind of sound of a wave without speech; None if it may be speech.
+
+    levels: of `measure`. The text continues "NAME: is ".
+    """
+    if len(wave_S) < MIN_SECONDS * sample_rate:
+        return None
+    if is_white(wave_S, levels):
+        return "white noise, as are samples read in a wrong format"
+    if levels.spread_db >= MIN_SPREAD_DB:
+        return None
+    kind = steady_kind(wave_S)
+    return None if kind is None else f"{kind}, not speech"
 
 
 def measure(wave_S: np.ndarray, *, sample_rate: int) -> Levels:
@@ -178,16 +253,25 @@ def steady_kind(wave_S: np.ndarray) -> str | None:
     """Return "a tone" or "steady noise", the kind of a steady wave; None for a held vowel."""
     block_S = next(_blocks(wave_S))
     num_spectra = len(block_S) // SPECTRUM_SAMPLES
-    if not num_spectra or not block_S.any():
+    if not num_spectra:
         return None
     frames_NL = block_S[: num_spectra * SPECTRUM_SAMPLES].reshape(num_spectra, -1)
     centred_NL = frames_NL - frames_NL.mean(axis=1, keepdims=True)
     spectrum_NF = np.fft.rfft(centred_NL * np.hanning(SPECTRUM_SAMPLES))
-    power_F = (np.abs(spectrum_NF) ** 2).mean(axis=0)
-    power_F.sort()
-    num_lines = round(LINES_SHARE * len(power_F))
-    if power_F[-num_lines:].sum() > MIN_TONE_POWER * power_F.sum():
+    power_NF = np.abs(spectrum_NF) ** 2
+
+    # A chirp has other lines at another time. The median leaves out the ends of dialled digits.
+    total_N = power_NF.sum(axis=1)
+    if not total_N.any():
+        return None
+    is_loud_N = total_N > 10 ** (-NEAR_LOUDEST_DB / 10) * total_N.max()
+    strongest_NF = np.sort(power_NF[is_loud_N], axis=1)
+    num_lines = round(LINES_SHARE * strongest_NF.shape[1])
+    lines_N = strongest_NF[:, -num_lines:].sum(axis=1)
+    if np.median(lines_N / total_N[is_loud_N]) > MIN_TONE_POWER:
         return "a tone"
+
+    power_F = power_NF.mean(axis=0)
     flatness = np.exp(np.log(power_F + 1e-12).mean()) / power_F.mean()
     return "steady noise" if flatness > MIN_FLATNESS else None
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from speakerlab.core.leftovers import is_leftover, name_leftovers
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.audio import ALL_ENDINGS
 
 MAX_ENDINGS = 4  # that are counted one by one in a line
 # The first bytes of a file ._NAME, in which macOS keeps attributes of the file NAME.
 APPLE_DOUBLE = b"\x00\x05\x16\x07"
+# Leaves room for an ending, and for the name of a temporary file: most systems allow 255 bytes.
+MAX_NAME_BYTES = 200
+NUM_FIRST = 40  # characters of a longer name that are kept
 
 
 @dataclass
@@ -69,6 +73,17 @@ def list_recordings(folder: Path, endings: Collection[str] = ALL_ENDINGS) -> Lis
                 listing.endings[ending] += 1
     listing.recordings.sort()
     return listing
+
+
+def shorten(name: str) -> str:
+    """Return an id as a relative path without ending, whose parts are short enough for files."""
+    parts: list[str] = []
+    for part in name.split("/"):
+        if len(part.encode()) > MAX_NAME_BYTES:
+            # The hash keeps names apart that begin alike.
+            part = f"{part[:NUM_FIRST]}~{stable_hash(part):016x}"
+        parts.append(part)
+    return "/".join(parts)
 
 
 def is_apple_double(path: Path) -> bool:

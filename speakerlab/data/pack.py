@@ -21,7 +21,7 @@ from speakerlab.core.atomic import alone, locked, replacing
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
-from speakerlab.data import audio
+from speakerlab.data import audio, levels
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.manifest import Columns, read_columns
 from speakerlab.data.shards import (
@@ -291,6 +291,7 @@ def write_shard(job: Job, shard: int) -> int:
     done_file = job.done_file(shard)
     packed_rows: list[int] = []
     rejected: dict[str, Rejection] = {}
+    kind_of: dict[str, str] = {}  # of utterances that may be no speech
     with (
         replacing(done_file.with_suffix(".tar")) as partial_file,
         partial_file.open("wb") as file,
@@ -309,6 +310,9 @@ def write_shard(job: Job, shard: int) -> int:
                 rejected[utterance] = (path, str(error))
                 continue
             packed_rows.append(row)
+            kind = levels.find_kind(wave_S, sample_rate=job.layout.sample_rate)
+            if kind is not None:
+                kind_of[utterance] = kind
             units = wave_S
             if job.features is not None:
                 units = job.features(wave_S)
@@ -318,7 +322,7 @@ def write_shard(job: Job, shard: int) -> int:
     # Written after the shard has its final name, because this file marks it as complete.
     arrays = writer.arrays()
     arrays["row"] = np.array(packed_rows, np.int64)
-    write_arrays(done_file, arrays, {"rejected": rejected})
+    write_arrays(done_file, arrays, {"rejected": rejected, "levels": kind_of})
     return shard
 
 
@@ -330,12 +334,15 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     shard_names: list[str] = []
     shard_arrays: list[dict[str, np.ndarray]] = []
     rejected: dict[str, Rejection] = {}
+    kind_of: dict[str, str] = {}
     for shard in range(num_shards):
         done_file = job.done_file(shard)
         arrays, shard_facts = read_arrays(done_file)
         shard_names.append(f"{done_file.stem}.tar")
         shard_arrays.append(arrays)
         rejected |= shard_facts["rejected"]
+        # Shards of an earlier version lack them.
+        kind_of |= shard_facts.get("levels", {})
     _refuse_rejected(job, rejected, allow_rejected)
     refused_list = folder / REFUSED
     refused_list.unlink(missing_ok=True)
@@ -383,6 +390,17 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     )
     packed.write()
     _move_to_place(job)
+
+    # Noise and rooms have levels that speech has not.
+    if (folder / "utt2spk").exists():
+        lines = levels.describe_kinds(
+            kind_of,
+            len(job.columns),
+            where=str(folder),
+            unit="utterances",
+        )
+        for line in lines:
+            log.warning("%s", line)
 
     place = folder / layout.folder
     num_bytes = sum((place / name).stat().st_size for name in shard_names)

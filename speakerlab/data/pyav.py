@@ -92,9 +92,7 @@ class AvDecoder:
             raise ValueError(
                 f"{where}: {problem}; convert it to 16-bit wav or flac"
             ) from error
-        # Any format to 16 bits; rate and channels stay. The channels of a sample lie together:
-        # PyAV reads beyond the memory of a frame that has more than eight planes.
-        self.to_int16 = av.AudioResampler(format="s16")
+        self.to_int16 = _int16_converter()
         self.frames = self._decode()
         # The first frame has the rate and the channels, and proves that there is sound.
         self.first = self._next_frame(0)
@@ -202,6 +200,23 @@ class AvDecoder:
             f"{self.where}: has {num_rest} more bytes behind the {num_decoded} samples"
             f" that its header states; {fix}"
         )
+
+
+def _int16_converter() -> Any:
+    """Return a converter to 16 bits, without threads; rate and channels stay.
+
+    The channels of a sample lie together, because PyAV reads beyond the memory of a frame that has
+    more than eight planes.
+    """
+    import av
+
+    make: Any = av.AudioResampler
+    # PyAV 19 ends the threads of a converter when Python collects garbage. If that happens in a
+    # data worker, forked meanwhile, it waits for threads that it does not have, for ever.
+    try:
+        return make(format="s16", threads=1)
+    except TypeError:  # older versions end them at once
+        return make(format="s16")
 
 
 class _Seekable:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 # A file by its path, its content, or an open file.
-Source = str | Path | bytes | BinaryIO
+Source = str | os.PathLike[str] | bytes | BinaryIO
 # What decoders read: a file of the system, or content in memory. Neither raises errors while a
 # decoder calls it, which libsndfile would print on stderr.
 BinaryFile = io.FileIO | io.BytesIO
@@ -21,6 +21,7 @@ TAG = re.compile(
     rb"(?!RIFF|RIFX|RF64|FORM|OggS|fLaC|caff|NIST|riff|data|Xing|Info)[A-Za-z0-9 _-]{4}"
 )
 PEEK_BYTES = 1 << 16
+NUM_FIRST_BYTES = 64
 RIFF_HEADER_BYTES = 12
 CHUNK_HEADER_BYTES = 8
 MAX_CHUNKS = 1000  # before the sound
@@ -35,21 +36,41 @@ HUGE_LENGTH = 1 << 28
 HUGE_RATIO = 100
 # One in 200 lengths is as near to a round number by chance, so a smaller one must be far too long.
 ROUND_RATIO = 4
+# Some programs count the header as sound, or the part of it behind the size of the file: these are
+# the usual lengths of headers of wav, AIFF and AU files.
+HEADER_LENGTHS = (8, 24, 36, 38, 44, 46, 50, 54, 58, 60, 68, 70, 78, 80)
+
+# What is often found in place of a recording -> what it is, and the remedy.
+OTHER_CONTENT = {
+    rb"version https://git-lfs": "is a pointer of Git LFS; run git lfs pull",
+    rb"\s*<(?i:!doctype|html|\?xml)": "is a web page, not a recording; download it again",
+    rb"\x1f\x8b\x08": "is compressed with gzip; unpack it",
+    rb"PK\x03\x04": "is a zip archive; unpack it",
+    rb"\x00\x05\x16\x07": "holds attributes that macOS stores; give the file of that name"
+    " without ._",
+}
+# `Path` makes https:/host of https://host; a single letter is a drive of Windows.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def name_of(source: object) -> str:
-    """Return the name of a recording for messages."""
-    if isinstance(source, str | Path):
-        return str(source)
-    name = getattr(source, "name", None)
-    return name if isinstance(name, str) else f"audio ({type(source).__name__})"
+    """Return the name of a recording for messages, which are one line."""
+    if isinstance(source, str | os.PathLike):
+        name = os.fsdecode(source)
+    else:
+        name = getattr(source, "name", None)
+    if isinstance(name, str) and name:
+        # The end of a line, which a program has read with a path, is shown as \n.
+        return CONTROL.sub(lambda match: repr(match[0])[1:-1], name)
+    return f"audio ({type(source).__name__})"
 
 
 def open_source(source: Source) -> BinaryFile:
     """Open a recording; raise ValueError or FileNotFoundError with one line."""
     where = name_of(source)
-    if isinstance(source, str | Path):
-        file = _open_path(source)
+    if isinstance(source, str | os.PathLike):
+        file = _open_path(os.fsdecode(source), where)
     elif isinstance(source, bytes):
         file = io.BytesIO(source)
     else:
@@ -59,6 +80,11 @@ def open_source(source: Source) -> BinaryFile:
         raise ValueError(
             f"{where}: is empty (0 bytes); copy it again or give another recording"
         )
+    start = peek(file, 0, NUM_FIRST_BYTES)
+    for pattern, kind in OTHER_CONTENT.items():
+        if re.match(pattern, start):
+            file.close()
+            raise ValueError(f"{where}: {kind}")
     return file
 
 
@@ -87,8 +113,13 @@ def count_rest(file: BinaryFile, position: int) -> int:
 
 
 def refuse_cut(stated: int, present: int, unit: str, where: str) -> None:
-    """Raise ValueError if there is less than a header states, unless that is a placeholder."""
-    if stated > present and not _is_placeholder(stated, present):
+    """Raise ValueError if there is less than a header states.
+
+    A placeholder, and a length that includes the header, are no reason.
+    """
+    counts_header = unit == "bytes" and stated - present in HEADER_LENGTHS
+    is_short = stated > present and not counts_header
+    if is_short and not _is_placeholder(stated, present):
         raise ValueError(
             f"{where}: is cut short, after {present} of {stated} {unit}; copy it again"
         )
@@ -129,36 +160,43 @@ def require_file(path: str | Path) -> None:
 
     Opening something else may have effects, and reading from a pipe may wait for ever.
     """
+    where = name_of(path)
+    # `Path("")` would be the current folder.
+    if path == "":
+        raise ValueError("path: is empty; give the path of a recording")
     try:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(
-            f"{path}: no such file; correct the path or restore it"
-        ) from None
+        fix = "correct the path or restore it"
+        if ADDRESS.match(where):
+            fix = "download it and give its path"
+        elif where.startswith("~"):
+            fix = "write the home folder in place of ~"
+        raise FileNotFoundError(f"{where}: no such file; {fix}") from None
     except (OSError, ValueError) as error:
         # Links in a circle, a name that is too long, or no permission.
         reason: object = error
         if isinstance(error, OSError):
             reason = error.strerror
         raise ValueError(
-            f"{path}: cannot be opened ({reason}); repair it or drop it"
+            f"{where}: cannot be opened ({reason}); repair it or drop it"
         ) from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
-        raise ValueError(f"{path}: is {kind}; give the path of a recording")
+        raise ValueError(f"{where}: is {kind}; give the path of a recording")
 
 
-def _open_path(path: str | Path) -> io.FileIO:
+def _open_path(path: str, where: str) -> io.FileIO:
     require_file(path)
     try:
         return io.FileIO(path)
     except PermissionError:
         raise ValueError(
-            f"{path}: cannot be opened (Permission denied); correct its permissions"
+            f"{where}: cannot be opened (Permission denied); correct its permissions"
         ) from None
     except OSError as error:
         raise ValueError(
-            f"{path}: cannot be opened ({error.strerror}); repair it or drop it"
+            f"{where}: cannot be opened ({error.strerror}); repair it or drop it"
         ) from None
 
 
@@ -188,7 +226,7 @@ def _call(method: Callable[[], Any], where: str) -> Any:
     try:
         return method()
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{where}: cannot be read ({reason}); give a file opened with 'rb'"
         ) from error

@@ -20,7 +20,7 @@ from pathlib import Path
 from speakerlab.core.atomic import locked, replacing_folder, write_text
 from speakerlab.core.faults import Faults, nearest
 from speakerlab.core.leftovers import is_leftover
-from speakerlab.core.reading import open_text, read_text
+from speakerlab.core.reading import open_text, read_text, refuse_twins
 from speakerlab.data.shards import unread
 
 NAMELESS = "~"
@@ -108,10 +108,23 @@ def read_table(
                 table[key] = fields[1].rstrip()
             else:
                 table[key] = " ".join(fields[1:])
+    _check_spellings(table, path, wanted, line_faults)
     # A caller that passes `faults` reports them together with the faults of other tables.
     if faults is None:
         line_faults.raise_if_any(f"{path}: refused")
     return table
+
+
+def _check_spellings(
+    table: Mapping[str, str], path: Path, columns: str, faults: Faults
+) -> None:
+    """Report two spellings of a speaker, which would make one person two classes."""
+    if columns != COLUMNS["utt2spk"]:
+        return
+    try:
+        refuse_twins(table.values(), where=str(path), kind="speakers")
+    except ValueError as error:
+        faults.add("speakers that look alike", str(error))
 
 
 def columns_of(name: str) -> str:

@@ -16,13 +16,16 @@ from typing import NamedTuple, TypeVar
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults
 from speakerlab.core.leftovers import is_leftover
-from speakerlab.core.reading import open_text
+from speakerlab.core.reading import open_text, refuse_twins
 
 Region = tuple[float, float]  # start and end in seconds
 Row = TypeVar("Row")
 MAX_SECONDS = 1e9  # 32 years; a later time is an error in the file
 NOTHING = "<NA>"  # in a column of RTTM without a value
 SURROGATE = re.compile("[\ud800-\udfff]")  # read in place of a byte that is not UTF-8
+# A number, a letter or nothing. Any other channel is the second word of a recording's name, or a
+# time in the place of a missing channel.
+CHANNEL = re.compile(r"\d+|[A-Za-z]|(ch|channel)\d+|<NA>|NA|-", re.IGNORECASE)
 
 
 class Turn(NamedTuple):
@@ -77,11 +80,20 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {}
     for recording, turn in _read_rows(paths, parse):
         turns.setdefault(recording, []).append(turn)
+    _refuse_twins(turns, path)
     if path.is_dir():
         files_with_turns = {file for file, _ in origins.values()}
         for empty_file in set(paths) - files_with_turns:
             turns.setdefault(empty_file.stem, [])
     return dict(sorted(turns.items()))
+
+
+def _refuse_twins(turns: Mapping[str, Sequence[Turn]], path: Path) -> None:
+    """Refuse recordings, and speakers of a recording, that look alike."""
+    refuse_twins(turns, where=str(path), kind="recordings")
+    for recording, recording_turns in turns.items():
+        speakers = {turn.speaker for turn in recording_turns}
+        refuse_twins(speakers, where=f"{path}: {recording}", kind="speakers")
 
 
 def list_rttm(path: Path) -> list[Path]:
@@ -100,9 +112,17 @@ def _is_turn(columns: Sequence[str]) -> bool:
     # The last column, the signal look-ahead time, is missing in older files.
     if columns[0] != "SPEAKER" or len(columns) not in (9, 10):
         return False
+    channel = columns[2]
     subtype = columns[6]
     speaker = columns[7]
+    if not CHANNEL.fullmatch(channel):
+        return False
     if subtype.upper() != NOTHING or speaker.upper() == NOTHING:
+        return False
+    # A confidence such as 0.9 has a point. A whole number is most likely the second word of a
+    # name such as `Speaker 2`: without it, several speakers would be one.
+    confidence = columns[8]
+    if confidence.isdecimal():
         return False
     # The confidence and the look-ahead time.
     return all(
@@ -159,10 +179,10 @@ def read_uem(path: Path) -> dict[str, list[Region]]:
     """Return the regions to score of each recording, merged."""
 
     def parse(columns: Sequence[str], _file: Path) -> tuple[str, Region]:
-        if len(columns) != 4:
+        if len(columns) != 4 or not CHANNEL.fullmatch(columns[1]):
             raise ValueError(
-                f"is not 'recording channel start end', got {_quote(columns)}; correct"
-                " it"
+                "is not 'recording channel start end' with a name of one word, got"
+                f" {_quote(columns)}; correct it"
             )
         recording, _channel, start, end = columns
         return recording, _parse_region(start, end)
@@ -171,6 +191,7 @@ def read_uem(path: Path) -> dict[str, list[Region]]:
     rows = sorted(_read_rows([path], parse))
     for recording, region in rows:
         regions.setdefault(recording, []).append(region)
+    refuse_twins(regions, where=str(path), kind="recordings")
     return {name: merge_regions(regions[name]) for name in regions}
 
 

@@ -109,7 +109,7 @@ def keep_the_better(
     elif keeps_initial:
         log.warning(
             "%s; initial model kept; to use the trained weights anyway, run the same"
-            " command with training.keep_better=false",
+            " command with --set training.keep_better=false",
             text,
         )
         # Restore in place: the caller publishes this embedder.

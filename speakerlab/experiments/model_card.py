@@ -13,6 +13,7 @@ from speakerlab.experiments.results import (
     Row,
     format_identification,
     format_table,
+    percent,
     read_rows,
 )
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # it imports torch, which would slow down `speakerlab score -
 UNKNOWN = "not stated"
 Rows = list[tuple[str, list[str]]]  # name and lines
 # Most models are neither imported nor fine-tuned: these rows are left out if empty.
-OPTIONAL = ("origin", "fine-tuned from")
+OPTIONAL = ("origin", "fine-tuned from", "training")
 
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
@@ -62,6 +63,7 @@ def describe(path: Path) -> Rows:
         "training data": [source.get("training_data"), *_training_data(card)],
         "data licence": card.get("train_licence", []),
         "languages": card.get("train_languages", []),
+        "training": [training_note(card)],
         "speakers": [card.get("train_speakers") or without_labels(card)],
         "front end": [", ".join(front_end)],
         "sha256": [card["sha256"]],
@@ -85,6 +87,20 @@ def without_labels(card: Mapping[str, Any]) -> str | None:
     if not objective:
         return None
     return f"trained without labels ({objective})"
+
+
+def training_note(card: Mapping[str, Any]) -> str | None:
+    """Return a warning if training did not lower the validation EER."""
+    before = card.get("valid_eer_initial")
+    after = card.get("valid_eer_trained")
+    # Without validation, both rates are missing.
+    if before is None or after is None or after < before:
+        return None
+    remark = "; the initial model was kept" if card["kept_initial"] else ""
+    return (
+        "Training did not help: before it, EER of the validation speakers"
+        f" {percent(before)} %, after it {percent(after)} %{remark}."
+    )
 
 
 def _training_data(card: Mapping[str, Any]) -> list[str]:

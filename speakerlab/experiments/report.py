@@ -23,7 +23,7 @@ from speakerlab.data.tables import CONTROLS
 from speakerlab.experiments import diarization, results
 from speakerlab.experiments.curves import find_reference, read_curves
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
-from speakerlab.experiments.model_card import without_labels
+from speakerlab.experiments.model_card import training_note, without_labels
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
 from speakerlab.experiments.results import Row, number, percent
 from speakerlab.experiments.trial_list import ListScores
@@ -68,9 +68,9 @@ def write_report(
     card = read_card(exp_dir)
     model_rows = [row for row in rows if row["model_sha256"] == card["sha256"]]
     all_notes = [_model_note(card), *notes]
-    training_note = _training_note(card)
-    if training_note is not None:
-        all_notes.append(training_note)
+    remark = training_note(card)
+    if remark is not None:
+        all_notes.append(remark)
     num_left_out = len(rows) - len(model_rows)
     if num_left_out:
         all_notes.append(
@@ -136,20 +136,6 @@ def _model_note(card: Mapping[str, Any]) -> str:
         parts.append(objective)
     text = ", ".join(parts)
     return f"{text}."
-
-
-def _training_note(card: Mapping[str, Any]) -> str | None:
-    """Return a warning if training did not lower the validation EER."""
-    # Without validation, both rates are missing.
-    before = card.get("valid_eer_initial", 0.0)
-    after = card.get("valid_eer_trained", 0.0)
-    if not after >= before > 0:
-        return None
-    remark = "; the initial model was kept" if card["kept_initial"] else ""
-    return (
-        "Training did not help: before it, EER of the validation speakers"
-        f" {percent(before)} %, after it {percent(after)} %{remark}."
-    )
 
 
 def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:

@@ -181,8 +181,8 @@ def build_training(
     validation = build_validation(config, corpus, task.head, classes)
     if init is not None and validation is None:
         log.warning(
-            "no speakers are held out, so the result replaces %s even if it is worse; to"
-            " compare them, set data.valid_speakers",
+            "no speakers are held out, so the trained model is the result even if it is"
+            " worse than %s; to compare the two, set data.valid_speakers",
             init,
         )
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
+from speakerlab.data import levels
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.loader import Pieces, Span
 from speakerlab.data.manifest import Manifest, Piece
@@ -38,6 +39,25 @@ class Embedded(NamedTuple):
 
     batches: Sequence[Tensor]  # emb_BD of each batch, on the CPU
     copied: Any  # on a GPU, the event that ends the copy; else None
+
+
+class MeasuredPieces(Pieces):
+    """Pieces that count, in a counter of several processes, what may be no speech."""
+
+    def __init__(self, pieces: Sequence[Piece], num_doubtful: Any) -> None:
+        super().__init__(pieces)
+        self.num_doubtful = num_doubtful
+
+    def __getitem__(self, span: Span) -> np.ndarray:
+        wave_S = super().__getitem__(span)
+        index, first, _ = span
+        # The first window stands for the whole recording.
+        if first == 0:
+            sample_rate = self.pieces[index].manifest.sample_rate
+            if levels.find_kind(wave_S, sample_rate=sample_rate) is not None:
+                with self.num_doubtful.get_lock():
+                    self.num_doubtful.value += 1
+        return wave_S
 
 
 def embed_pieces(
@@ -94,6 +114,7 @@ def embed_batches(
     device: torch.device,
     num_workers: int = 0,
     num_threads: int = 1,
+    num_doubtful: Any = None,
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield (indices of pieces, emb_BD) of each batch, in order; sets the embedder to eval mode.
 
@@ -101,6 +122,7 @@ def embed_batches(
     window, so that an hour needs no more memory than `max_seconds` (with a VAD it is read whole).
     num_threads: number of batches to compute and, without workers, to read at a time; the result
     does not depend on it, provided that torch always uses the same number of threads.
+    num_doubtful: a `multiprocessing.Value` that counts the pieces whose levels no speech has.
     """
     embedder.eval().to(device)
     on_gpu = device.type == "cuda"
@@ -115,6 +137,8 @@ def embed_batches(
             yield from windows
 
     dataset = Pieces(pieces)
+    if num_doubtful is not None:
+        dataset = MeasuredPieces(pieces, num_doubtful)
     collate = partial(_stack, vad=embedder.vad)
     embed = partial(_embed_together, embedder, device)
 
@@ -127,6 +151,7 @@ def embed_batches(
             num_workers=num_workers,
             collate_fn=collate,
             worker_init_fn=start_worker,
+            multiprocessing_context="fork" if num_workers else None,
             pin_memory=on_gpu,
         )
         if on_gpu:

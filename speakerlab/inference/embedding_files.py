@@ -58,7 +58,7 @@ def _write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
 
 def _write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
     path = Path(f"{stem}.jsonl")
-    with replacing(path) as partial, partial.open("w") as file:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for utterance, emb_D in zip(table.ids, table.emb_ND):
             # Formatted by hand: `json` would write the digits of a float64.
             digits = [str(value) for value in emb_D]

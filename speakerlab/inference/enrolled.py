@@ -39,6 +39,8 @@ def add_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None:
     another model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A link and its target are one file, with one lock.
+    path = path.resolve()
     lock = path.with_name(f".{path.name}.lock")
     with _one_thread, alone(lock):
         # Read under the lock: another process may have added speakers a moment ago.

@@ -7,6 +7,7 @@ torch is imported only for models that run with it; an ONNX file does not need i
 Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,13 +20,14 @@ import numpy as np
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.process import was_forked
 from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows, group_rows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import Channels, read_channels, read_wave
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
 from speakerlab.inference.enrolled import add_speakers, read_speakers, write_speakers
-from speakerlab.inference.speech import warn_of_little_speech
+from speakerlab.inference.speech import MIN_DECISION_SECONDS, warn_of_little_speech
 from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
@@ -45,7 +47,10 @@ READ_AHEAD_SECONDS = 64
 
 @dataclass(frozen=True)
 class Verification:
-    """Comparison of two recordings; without a calibration all but the score is None."""
+    """Comparison of two recordings; without a calibration all but the score is None.
+
+    Without speech in both recordings, `is_same` is None.
+    """
 
     score: float  # cosine of the two embeddings
     llr: float | None  # natural logarithm of the likelihood ratio
@@ -54,10 +59,20 @@ class Verification:
     # Seconds of speech in each recording; None for two embeddings.
     speech_seconds: tuple[float, float] | None = None
 
+    @property
+    def has_speech(self) -> bool:
+        """Return whether both recordings have enough speech for a decision."""
+        return self.speech_seconds is None or can_decide(*self.speech_seconds)
+
+    def with_speech(self, speech_seconds: tuple[float, float]) -> "Verification":
+        """Return the comparison with its seconds of speech, undecided if they are too few."""
+        is_same = self.is_same if can_decide(*speech_seconds) else None
+        return replace(self, is_same=is_same, speech_seconds=speech_seconds)
+
 
 @dataclass(frozen=True)
 class Identification:
-    """Speakers ranked for a recording; without a calibration `is_known` is None."""
+    """Speakers ranked for a recording; without a calibration or speech `is_known` is None."""
 
     ranking: list[tuple[str, float]]  # every enrolled speaker and the score, best first
     is_known: bool | None  # the best score reaches the threshold
@@ -65,10 +80,15 @@ class Identification:
     speech_seconds: float | None = None  # in the recording; None for an embedding
 
     @property
+    def has_speech(self) -> bool:
+        """Return whether the recording has enough speech for a decision."""
+        return self.speech_seconds is None or can_decide(self.speech_seconds)
+
+    @property
     def name(self) -> str | None:
-        """Return the best speaker, or None if the decision is "not enrolled"."""
-        # Without a decision (None), the best speaker is returned.
-        if self.is_known is False:
+        """Return the best speaker; None if the decision is "not enrolled", or without speech."""
+        # Without a calibration (None), the best speaker is returned.
+        if self.is_known is False or not self.has_speech:
             return None
         best, _ = self.ranking[0]
         return best
@@ -109,6 +129,12 @@ def load_model(
             )
         return SpeakerModel(OnnxModel(model))
 
+    # The program may have computed with torch before it forked this process, which then lacks the
+    # threads of its parent. For later forks, `torch_model` takes care.
+    torch = sys.modules.get("torch")
+    is_first = "speakerlab.inference.torch_model" not in sys.modules
+    if torch is not None and is_first and was_forked():
+        torch.set_num_threads(1)
     from speakerlab.inference.torch_model import TorchModel
 
     runtime = TorchModel(model, device=device, precision=precision)
@@ -255,13 +281,14 @@ class SpeakerModel:
     ) -> Verification:
         """Compare two recordings. far: decide at this false-alarm rate instead of at the EER.
 
-        A recording with less than half a second of speech is warned of.
+        A recording with less than half a second of speech is warned of; without speech in both,
+        nothing is decided.
         """
         # One by one, so that their lengths do not matter.
         emb_a_D, seconds_a = self._embed_speech(a, sample_rate, channels)
         emb_b_D, seconds_b = self._embed_speech(b, sample_rate, channels)
         result = self.compare(emb_a_D, emb_b_D, far=far)
-        return replace(result, speech_seconds=(seconds_a, seconds_b))
+        return result.with_speech((seconds_a, seconds_b))
 
     def compare(
         self, emb_a_D: np.ndarray, emb_b_D: np.ndarray, *, far: float | None = None
@@ -343,11 +370,12 @@ class SpeakerModel:
         """Rank the enrolled speakers for a recording, and decide whether the best one is speaking.
 
         Speakers with equal scores are in the order of enrolment. A recording with less than half a
-        second of speech is warned of.
+        second of speech is warned of; without speech, nothing is decided.
         """
         emb_D, seconds = self._embed_speech(audio, sample_rate, channels)
         result = self.rank(emb_D, far=far)
-        return replace(result, speech_seconds=seconds)
+        is_known = result.is_known if can_decide(seconds) else None
+        return replace(result, is_known=is_known, speech_seconds=seconds)
 
     def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
         """Rank the enrolled speakers for an embedding of this model, like `identify`."""
@@ -573,6 +601,11 @@ class SpeakerModel:
             if seconds >= READ_AHEAD_SECONDS:
                 break
         return group
+
+
+def can_decide(*seconds: float) -> bool:
+    """Return whether each recording has enough seconds of speech for a decision."""
+    return all(speech >= MIN_DECISION_SECONDS for speech in seconds)
 
 
 def _has_nan(result: np.ndarray | Exception) -> bool:

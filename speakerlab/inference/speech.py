@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from speakerlab.data import levels
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.regions import Region
@@ -22,6 +23,8 @@ from speakerlab.inference.onnx_model import open_session
 log = logging.getLogger(__name__)
 # Two words. A decision from less says little about the speaker.
 MIN_SPEECH_SECONDS = 0.5
+# A short syllable. From less, nothing is decided.
+MIN_DECISION_SECONDS = 0.1
 SAMPLE_RATE, CONTEXT_SAMPLES = 16000, 64  # of Silero VAD
 BLOCK_SAMPLES = 16 * SAMPLE_RATE  # in one call; a multiple of the frame
 # Speech starts at the first probability, from WeSpeaker's recipe, and ends below the second.
@@ -58,7 +61,13 @@ def find_speech(
 
 
 def warn_of_little_speech(wave_S: np.ndarray, *, sample_rate: int, where: str) -> float:
-    """Return the seconds of speech in a recording; warn if they are below MIN_SPEECH_SECONDS."""
+    """Return the seconds of speech in a recording; warn if they are below MIN_SPEECH_SECONDS.
+
+    Return 0 for noise and tones without a warning, because `read_wave` warns of them.
+    """
+    measured = levels.measure(wave_S, sample_rate=sample_rate)
+    if levels.find_other_sound(wave_S, measured, sample_rate=sample_rate) is not None:
+        return 0.0
     # By energy: Silero VAD may not be installed, and would take longer than the embedding.
     seconds = 0.0
     for start, end in find_speech(wave_S, sample_rate=sample_rate):
@@ -67,7 +76,8 @@ def warn_of_little_speech(wave_S: np.ndarray, *, sample_rate: int, where: str) -
     if seconds < MIN_SPEECH_SECONDS:
         amount = f"only {seconds:.2f} s of speech were" if seconds else "no speech was"
         log.warning(
-            "%s: %s found, a decision needs %g s; give a longer recording of the voice",
+            "%s: %s found, a reliable decision needs %g s; give a longer recording of"
+            " the voice",
             where,
             amount,
             MIN_SPEECH_SECONDS,

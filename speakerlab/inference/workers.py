@@ -83,13 +83,14 @@ def embed_chunks(
     *,
     nproc: int,
     num_threads: int,
-) -> None:
+) -> int:
     """Embed and save the chunks `todo`, in this process or in several, with a progress bar.
 
+    Returns the number of their utterances whose levels no speech has.
     Raises ValueError or OSError with one line if audio cannot be read or a process was killed.
     """
     if not todo:
-        return
+        return 0
     count = min(nproc, len(todo))
     shares = [todo[index::count] for index in range(count)]
     total = 0  # utterances
@@ -97,6 +98,7 @@ def embed_chunks(
         for rows in work.chunks[chunk]:
             total += len(rows)
     num_workers = auto_workers(nproc)
+    num_doubtful = FORKED.Value("q", 0)
     embed = partial(
         _embed_share,
         work,
@@ -104,6 +106,7 @@ def embed_chunks(
         shares,
         num_threads,
         num_workers,
+        num_doubtful,
     )
     with progress_bar(total=total, unit="utterances") as bar:
         if count == 1:
@@ -111,6 +114,7 @@ def embed_chunks(
                 bar.update(num_embedded)
         else:
             _embed_in_processes(embed, count, bar)
+    return num_doubtful.value
 
 
 def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
@@ -177,13 +181,20 @@ def _embed_share(
     shares: Sequence[Sequence[int]],
     num_threads: int,
     num_workers: int,
+    num_doubtful: Any,
     index: int,
 ) -> Iterator[int]:
     """Embed and save the chunks of process `index`; yield the size of each finished batch."""
     # All chunks in one stream of batches: reading continues from one chunk to the next.
     chunks = shares[index]
     batches = chain.from_iterable(work.chunks[chunk] for chunk in chunks)
-    embed = partial(embed_batches, embedder, work.pieces, batches)
+    embed = partial(
+        embed_batches,
+        embedder,
+        work.pieces,
+        batches,
+        num_doubtful=num_doubtful,
+    )
     num_gpus = count_gpus()
     if num_gpus > 0:
         gpu_number = index % num_gpus

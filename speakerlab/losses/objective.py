@@ -178,13 +178,15 @@ def of_views(module: nn.Module, x_VBD: Tensor) -> Tensor:
 def mlp(widths: list[int], *, batch_norm: bool) -> nn.Sequential:
     """Return affine layers of these widths, with (BatchNorm and) GELU between them.
 
-    Weights are drawn as in DINO: truncated normal, deviation 0.02, no bias at first.
+    Weights are drawn with the deviation of DINO's, 0.02; biases are 0 at first.
     """
     layers = nn.Sequential()
     layer_widths = list(zip(widths, widths[1:]))
     for number, (in_dim, out_dim) in enumerate(layer_widths, start=1):
         affine = nn.Linear(in_dim, out_dim)
-        nn.init.trunc_normal_(affine.weight, std=0.02)
+        # DINO truncates at 100 deviations, which is nowhere. torch's `trunc_normal_` sets some
+        # weights to that bound in older versions; in newer ones, it needs tensors with data.
+        nn.init.normal_(affine.weight, std=0.02)
         nn.init.zeros_(affine.bias)
         layers.append(affine)
 

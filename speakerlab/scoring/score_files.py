@@ -17,6 +17,8 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
 
+NO_LABEL = -1  # of a line without a label
+
 
 def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None:
     """Write one line per trial: enrolment id, test id, score, target|nontarget."""
@@ -44,13 +46,13 @@ def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None
 def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     """Read the score of every trial, (N). Lines may be in any order; other trials are ignored.
 
-    Raises ValueError for a line without a score, and for a trial with no score, several scores or
-    NaN.
+    Raises ValueError for a line without a score, and for a trial with no score, several scores, NaN
+    or another label than in the list.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such score file; run `speakerlab score`")
-    cell_L, score_L = _read_lines(path, trials)
+    cell_L, score_L, label_L = _read_lines(path, trials)
     # Find each trial's cell in the sorted cells of the lines by bisection: a dict of millions of
     # pairs would take too much memory.
     order_L = np.argsort(cell_L, kind="stable")
@@ -63,16 +65,24 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     ascending_scores = np.append(score_L[order_L], np.nan)
     scores_N = ascending_scores[first_N]
 
+    # A label that contradicts the list is of another list, or a score was taken for the label.
+    ascending_labels = np.append(label_L[order_L], NO_LABEL)
+    labels_N = ascending_labels[first_N]
+    contradicts_N = (labels_N != NO_LABEL) & (labels_N != trials.is_target_N)
+
     is_nan_N = np.isnan(scores_N)
-    is_wrong_N = (num_lines_N != 1) | is_nan_N
+    is_wrong_N = (num_lines_N != 1) | is_nan_N | contradicts_N
     faults = Faults()
     for trial in np.flatnonzero(is_wrong_N):
         if num_lines_N[trial] == 0:
             problem = "no score; score the whole list"
         elif is_nan_N[trial]:
             problem = "the score nan; score it again"
-        else:
+        elif num_lines_N[trial] > 1:
             problem = "more than one score; keep one"
+        else:
+            label = LABELS[labels_N[trial]]
+            problem = f"the label {label}, unlike in the list; correct one of them"
         enrol_id = trials.enrol_ids[trials.enrol_N[trial]]
         test_id = trials.test_ids[trials.test_N[trial]]
         faults.add("trials", f"{path}: {enrol_id} {test_id} has {problem}")
@@ -82,13 +92,17 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
 
 def _read_lines(
     path: Path, trials: Trials
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return cell and score of each line of a trial; cell: index into the enrol x test matrix."""
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int8]]:
+    """Return cell, score and label of each line of a trial.
+
+    cell: index into the enrol x test matrix. label: whether it is a target, or NO_LABEL.
+    """
     row_of = {name: row for row, name in enumerate(trials.enrol_ids)}
     column_of = {name: column for column, name in enumerate(trials.test_ids)}
     # Arrays, because lists of millions of Python numbers would take much memory.
     cells = array("q")
     scores = array("d")
+    all_labels = array("b")
     faults = Faults()
     score_column = 0  # unknown before the first line
     with open_text(path) as stream:
@@ -101,7 +115,8 @@ def _read_lines(
             try:
                 score = float(fields[score_column])
                 # A blank in an id shifts the columns: then the line has others.
-                labels = fields[2:score_column] + fields[score_column + 1 :]
+                others = fields[2:score_column] + fields[score_column + 1 :]
+                labels = [text.lower() for text in others]
                 if len(labels) > 1 or not TRUTH.keys() >= set(labels):
                     raise ValueError(labels)
             except (IndexError, ValueError):
@@ -120,12 +135,17 @@ def _read_lines(
                 column = column_of[test_id]
                 cells.append(row * len(column_of) + column)
                 scores.append(score)
+                all_labels.append(TRUTH[labels[0]] if labels else NO_LABEL)
     faults.raise_if_any(f"{path}: refused, no score was read")
-    return np.array(cells, np.int64), np.array(scores)
+    return (
+        np.array(cells, np.int64),
+        np.array(scores),
+        np.array(all_labels, np.int8),
+    )
 
 
 def _find_score_column(fields: Sequence[str]) -> int:
     """Return the column of the score, from the first line: 3 after a label, else 2."""
     # In `enrol test score label`, the label is after the score.
-    are_labels = [field in TRUTH for field in fields[2:4]]
+    are_labels = [field.lower() in TRUTH for field in fields[2:4]]
     return 3 if are_labels == [True, False] else 2

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
-from speakerlab.core.reading import open_text
+from speakerlab.core.reading import open_text, show_invisible
 
 Format = tuple[str, int, set[str]]
 # A block that fits in the cache: larger blocks take twice as long to split.
@@ -93,9 +93,11 @@ class Trials:
         faults = Faults()
         for utterance in self.ids:
             if utterance not in ids:
+                # An invisible character may be all that differs.
+                shown = show_invisible(utterance)
                 faults.add(
                     "unknown utterances",
-                    f"{where}: a trial names {utterance}, which is not in the data; "
+                    f"{where}: a trial names {shown}, which is not in the data; "
                     "add the utterance or remove the trial",
                 )
         faults.raise_if_any(f"{where}: refused, trials must name known utterances")

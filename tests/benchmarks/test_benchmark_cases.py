@@ -40,6 +40,8 @@ SCORING = ["--enrol=6", "--test=60", "--dim=16"]
 def run(case: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, f"benchmarks/{case}.py", "--device=cpu", "--threads=1"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # A command that ran in this process has set it; a case imports the files beside it.
+    environ.pop("PYTHONSAFEPATH", None)
     arguments = tuple(map(str, arguments))
     return subprocess.run(
         [*command, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True

@@ -73,6 +73,6 @@ def test_a_table_has_empty_cells_for_missing_values():
     alone = {"name": "b", "ours": 0.0123, "peer": None, "ratio": None, "unit": "s"}
     lines = table([compared, alone]).splitlines()
     assert lines[2:] == [
-        "| train.x | 1,234 | 2 | utt/s | **617.25** | 600.00 - 1,630 | 300 |  |",
-        "| b | 0.0123 |  | s |  |  |  |  |",
+        "| train.x | 1,234 | 2.000 | utt/s | **617.25** | 600.00 - 1,630 | 300.0 |  |",
+        "| b | 0.01230 |  | s |  |  |  |  |",
     ]

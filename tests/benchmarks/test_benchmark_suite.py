@@ -69,7 +69,7 @@ def test_rows_facts_and_table(run, tmp_path):
     names = {"date", "commit", "machine", "threads", "torch", "settings", "peers"}
     assert names < set(result["facts"])
     assert result["facts"]["peers"].keys() == {"wespeaker", "speechbrain"}
-    assert "| train.x | 2 | 1 | utt/s | **2.00** |" in printed
+    assert "| train.x | 2.000 | 1.000 | utt/s | **2.00** |" in printed
 
 
 def test_rows_of_a_case_that_fails_are_kept(run, tmp_path):

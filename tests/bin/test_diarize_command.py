@@ -71,6 +71,20 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
         assert segment["confidence"] == 1.0
 
 
+@pytest.mark.parametrize("name", ["n" * 251, "录" * 83])
+def test_the_files_of_a_long_name_have_a_shorter_one(exp, talk, tmp_path, name, caplog):
+    out = tmp_path / "out"
+    long = tmp_path / f"{name}.wav"
+    talk.rename(long)
+    with caplog.at_level("INFO"):
+        diarized(exp, long, "--speakers", 1, "--out", out)
+        (rttm,) = out.glob("*.rttm")
+        assert len(list(out.glob(f"{name[:40]}~*"))) == 3
+        assert list(read_rttm(rttm)) == [name]
+        diarized(exp, long, "--speakers", 1, "--out", out)
+    assert "1 of 1 recordings are diarized already" in caplog.messages[-1]
+
+
 def test_overlapping_turns(exp, tmp_path):
     # One voice, both from 5 to 7 s, another one.
     wave_S = np.zeros(12 * RATE, dtype=np.int16)

@@ -77,6 +77,20 @@ def whole(make_exp, data) -> list[bytes]:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_what_may_be_no_speech_is_counted_in_one_line(make_exp, data, nproc, caplog):
+    exp = make_exp("exp", "model.max_seconds=9")
+    treatments = ["--durations", "2"]
+    run_extract(exp, data, "--nproc", str(nproc), *treatments)
+    # All are noise, and have two windows.
+    (line,) = [text for text in caplog.messages if "noise" in text]
+    assert "20 utterances are silent, clipped, noise or tones" in line
+    # Nothing is read again.
+    caplog.clear()
+    run_extract(exp, data, *treatments)
+    assert [text for text in caplog.messages if "noise" in text] == []
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_a_killed_extraction_is_resumed_with_another_nproc(
     make_exp, data, whole, caplog, nproc
 ):

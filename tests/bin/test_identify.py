@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
-from voices import RATE, make_wave
+from voices import RATE, make_noise, make_wave
 
 from speakerlab.bin import enroll, identify
 from speakerlab.data import audio
@@ -89,6 +89,20 @@ def test_json_and_channel(printed, calls):
     assert result["name"] == "ann"
     assert result["score"] == pytest.approx(1, abs=1e-6)
     assert result["ranking"] == {}
+
+
+def test_noise_is_nobody(printed, calls, tmp_path):
+    noise = tmp_path / "noise.wav"
+    audio.write(noise, audio.to_int16(make_noise(2.0)[0].numpy()), RATE)
+    assert printed(noise)[-1] == "decision: none (the recording has no speech)"
+    known, undecided = printed(calls[0], noise)
+    assert known.startswith(f"{calls[0]}: ann (")
+    assert undecided.startswith(f"{noise}: no decision without speech (best: ann, ")
+    (line,) = printed(noise, "--json")
+    result = json.loads(line)
+    assert result["name"] is None
+    assert result["known"] is None
+    assert result["speech_seconds"] == 0.0
 
 
 def test_a_broken_file_does_not_stop_the_others(exp, calls, printed, tmp_path, run):

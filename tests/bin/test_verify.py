@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
-from voices import RATE, make_wave
+from voices import RATE, make_noise, make_wave
 
 from speakerlab.bin import extract, score, verify
 from speakerlab.data import audio
@@ -125,6 +125,30 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     ]
     lines = printed(capsys, wav, wav, "--model", exp, "--threshold", "0.9")
     assert lines[-1] == "decision: same speaker"
+
+
+def test_no_decision_without_speech(make_exp, tmp_path, capsys):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    noise = tmp_path / "noise.wav"
+    audio.write(noise, audio.to_int16(make_noise(2.0)[0].numpy()), RATE)
+    voice = tmp_path / "voice.wav"
+    audio.write(voice, make_wave(0, 0, 2.0), RATE)
+    options = ["--model", exp]
+    for pair in ((noise, noise), (voice, noise)):
+        for point in ([], ["--threshold", "0.1"]):
+            lines = printed(capsys, *pair, *options, *point)
+            assert lines[0].startswith("score: ")
+            assert lines[-1] == "decision: none (a recording has no speech)"
+    (line,) = printed(capsys, noise, noise, *options, "--json")
+    result = json.loads(line)
+    assert result["same"] is None
+    assert result["score"] == pytest.approx(1, abs=1e-6)
+    assert result["speech_seconds"] == [0.0, 0.0]
+
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"{noise} {noise}\n{voice} {voice}\n")
+    lines = printed(capsys, "--trials", pairs, *options, "--threshold", "0.1")
+    assert [line.split()[3] for line in lines] == ["none", "same"]
 
 
 FIELDS = ["a", "b", "score", "llr", "threshold", "same", "speech_seconds"]

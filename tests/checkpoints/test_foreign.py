@@ -26,9 +26,15 @@ from toolkit_cases import (
     write_checkpoint,
 )
 
-from speakerlab.checkpoints.foreign import export_3dspeaker, import_checkpoint
+from speakerlab.checkpoints.architectures import ARCHITECTURES
+from speakerlab.checkpoints.foreign import (
+    _warn_of_doubt,
+    export_3dspeaker,
+    import_checkpoint,
+)
 from speakerlab.checkpoints.model_files import read_classes
 from speakerlab.checkpoints.published import Published, publish
+from speakerlab.checkpoints.recognise import Recognised
 from speakerlab.config import build
 from speakerlab.config.schema import parse_config
 from speakerlab.data import audio
@@ -377,3 +383,11 @@ def test_network_of_both_toolkits_is_warned_about(
     caplog.clear()
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "b", frontend="3dspeaker")
     assert "have this network" not in caplog.text
+
+
+def test_network_that_speechbrain_has_too_is_warned_about(caplog) -> None:
+    for row in ARCHITECTURES:
+        caplog.clear()
+        _warn_of_doubt(Recognised(row, {}, {}), Path("a.ckpt"))
+        is_same = (row.model, row.toolkit) == ("ecapa_tdnn", "3dspeaker")
+        assert ("SpeechBrain" in caplog.text) == is_same

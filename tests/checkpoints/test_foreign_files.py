@@ -1,5 +1,7 @@
 """Checkpoints as they come: formats, wrappers and prefixes are read, other files are named."""
 
+import gzip
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ def with_prefix(prefix: str) -> dict[str, torch.Tensor]:
         {"state_dict": {"model": TENSORS}},
         with_prefix("module._orig_mod."),
         with_prefix("_orig_mod.module."),
+        {"state_dict": with_prefix("model."), "pytorch-lightning_version": "2.4"},
+        with_prefix("module.model.encoder."),
     ],
 )
 def test_tensors_are_found_in_what_training_saves(content, tmp_path):
@@ -85,6 +89,85 @@ def test_a_checkpoint_cut_short_is_called_incomplete(tmp_path):
         path.write_bytes(content[:size])
         with refuses(str(path), "incomplete", "download it again"):
             read_tensors(path)
+
+
+def test_damage_within_a_checkpoint_is_found(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 1
+    path.write_bytes(content)
+    with refuses(str(path), "damaged", "download it again"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format_name"),
+    [
+        ("a.pt", gzip.compress(b"a"), "gzip"),
+        ("model.safetensors.index.json", b'{"weight_map": {}}', "JSON"),
+        ("a.bin", b'{"error":"Repository not found"}', "JSON"),
+        ("a.onnx", b"\x08\x07\x12\x07pytorch", "ONNX"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", "HDF5"),
+        ("model-00001-of-00002.safetensors", b"a", "several files"),
+    ],
+)
+def test_other_formats_are_named(tmp_path, name, content, format_name):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with refuses(str(path), format_name):
+        read_tensors(path)
+
+
+def test_zip_archives_that_are_no_checkpoints_are_named(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), str(path))
+    with refuses(str(path), "TorchScript"):
+        read_tensors(path)
+    with zipfile.ZipFile(path, "w") as bundle:
+        bundle.writestr("avg_model.pt", b"a")
+    with refuses(str(path), "zip archive"):
+        read_tensors(path)
+
+
+def test_copies_of_systems_are_no_checkpoints(tmp_path):
+    for name in ("__MACOSX/avg_model.pt", "m/avg_model.pt", "m/._avg_model.pt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with opened(tmp_path) as checkpoint:
+        assert checkpoint.file == tmp_path / "m/avg_model.pt"
+
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name in ("a.pt", "._a.pt", "a (conflicted copy).pt"):
+        (folder / name).touch()
+    with opened(folder) as checkpoint:
+        assert checkpoint.file == folder / "a.pt"
+
+
+@pytest.mark.parametrize("name", ["hyperparams.yaml", "mean_var_norm_emb.ckpt"])
+def test_a_model_of_speechbrain_is_named(tmp_path, name):
+    path = tmp_path / "embedding_model.ckpt"
+    path.touch()
+    (tmp_path / name).touch()
+    with refuses(str(path), "SpeechBrain", name), opened(tmp_path):
+        pass
+
+
+def test_only_a_configuration_beside_the_checkpoint_must_be_of_a_toolkit(tmp_path):
+    path = tmp_path / "m" / "a.pt"
+    path.parent.mkdir()
+    torch.save(TENSORS, path)
+    (tmp_path / "config.yaml").write_text("model: {_target_: other}")
+    with opened(path) as checkpoint:
+        assert checkpoint.config is None
+    beside = path.with_name("config.yaml")
+    beside.write_text("model: {_target_: other}")
+    # The import refuses it, instead of importing the model without its configuration.
+    with opened(path) as checkpoint:
+        assert checkpoint.config == beside
 
 
 def test_a_pickled_model_is_named_with_the_way_out(tmp_path):

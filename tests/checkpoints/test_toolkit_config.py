@@ -142,6 +142,74 @@ def test_features_that_we_would_not_compute_are_refused_by_their_key(
 
 
 @pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({**MODEL, "fs": 8000}, "fs is 8000"),
+        ({**MODEL, "dataset": [{"samplerate": "8k"}]}, "dataset.samplerate is 8k"),
+        (of_3dspeaker({"n_mels": 80}, resample_rate=8000), "resample_rate is 8000"),
+        (of_3dspeaker({"sample_rate": 8000}, num_mels=40), "num_mels is 40"),
+        (of_wespeaker(sample_rate=8000), "dataset_args.sample_rate is 8000"),
+        ({"model_args": {}, "sampling_rate": 8000}, "sampling_rate is 8000"),
+        (
+            {"model_args": {}, "data_args": {"resample_rate": 8000}},
+            "data_args.resample_rate is 8000",
+        ),
+        (
+            {"model_args": {}, "feature_args": {"num_mel_bins": 40}},
+            "num_mel_bins is 40",
+        ),
+        ({"model_args": {}, "fbank_args": {"frame_length": 20}}, "frame_length is 20"),
+        ({"model_args": {}, "fbank_args": {"frame_shift": 5}}, "frame_shift is 5"),
+    ],
+)
+def test_a_setting_under_another_key_is_not_replaced_by_the_usual_value(
+    frontend_of, tmp_path, values, key
+):
+    with refuses(str(tmp_path / "config.yaml"), key, "would be assumed"):
+        frontend_of(values)
+
+
+def test_the_input_size_of_the_model_is_the_number_of_mel_bins(frontend_of):
+    model = {"embedding_model": {"args": {"feat_dim": 40}}}
+    assert frontend_of(model)["num_mel_bins"] == 40
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (
+            {"embedding_model": {"args": {"embedding_size": 512}}},
+            "embedding_model.args.embedding_size is 512",
+        ),
+        ({"model_args": {"embed_dim": 512}}, "model_args.embed_dim is 512"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused(tmp_path, values, key):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.dump(values))
+    config = read_config(path)
+    config.check_size(512)
+    with refuses(str(path), key, "192"):
+        config.check_size(192)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sample_rate: 8000\nmodel: !new:speechbrain.ECAPA_TDNN\n", "SpeechBrain"),
+        ("out: !ref <folder>/save\n", "SpeechBrain"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "Git LFS"),
+        ("<!DOCTYPE html>\n<html>", "web page"),
+    ],
+)
+def test_other_files_in_the_place_of_a_configuration_are_named(tmp_path, text, problem):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with refuses(str(path), problem):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
     ("values", "line"),
     [
         (MODEL, "feature_extractor.args.sample_rate; assumes 16000"),

@@ -49,6 +49,28 @@ def test_outputs_have_the_mode_of_the_umask(tmp_path) -> None:
         assert stat.S_IMODE(of_file) == mode
 
 
+def test_a_replaced_file_keeps_its_mode(tmp_path) -> None:
+    path = tmp_path / "a.safetensors"
+    for mode in (0o600, 0o664):
+        path.touch()
+        path.chmod(mode)
+        with replacing(path) as partial:
+            save_file({"a": np.zeros(3)}, partial)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_the_target_of_a_link_is_replaced(tmp_path) -> None:
+    target = tmp_path / "shared" / "a"
+    link = tmp_path / "a"
+    link.symlink_to(target)
+    # The target may not exist yet.
+    for text in ("first", "second"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert [path.name for path in target.parent.iterdir()] == ["a"]
+
+
 def test_the_longest_names_are_written_and_longer_ones_refused_first(tmp_path) -> None:
     for name in ("n" * 255, "音" * 85, "🎙" * 63):
         path = tmp_path / name

@@ -21,6 +21,8 @@ from speakerlab.core.leftovers import is_leftover, name_leftovers
         "__MACOSX",
         "System Volume Information",
         "lost+found",
+        "FOUND.001",
+        "@Transcode",
         "trials~",
         "utt2spk.~1~",
         "trials.bak",
@@ -36,6 +38,13 @@ from speakerlab.core.leftovers import is_leftover, name_leftovers
         "a.wav.part",
         "a.wav.crdownload",
         "a.tmp",
+        "utt2spk.bak2",
+        "utt2spk.orig.1",
+        "utt2spk.save",
+        "trials.conflict1",
+        "a (SFConflict ann@example.org 2024-01-01-12-00-00).wav",
+        "a_conflict-20240101-120000.wav",
+        "utt2spk.rpmsave",
     ],
 )
 def test_what_programs_leave(name):
@@ -44,7 +53,21 @@ def test_what_programs_leave(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["s1", "a.wav", "~", "$5.wav", "trash", "_a", "#1", "@anna", "#a.wav", "part"],
+    [
+        "s1",
+        "a.wav",
+        "~",
+        "$5.wav",
+        "trash",
+        "_a",
+        "#1",
+        "@anna",
+        "#a.wav",
+        "part",
+        "trials.2",
+        "old1.wav",
+        "conflict1.wav",
+    ],
 )
 def test_names_that_people_give(name):
     assert not is_leftover(name)

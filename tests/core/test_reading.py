@@ -1,5 +1,6 @@
 """Text of any editor: byte order marks, line ends, encodings and NUL bytes."""
 
+import gzip
 import os
 import threading
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from refusals import refuses
 
-from speakerlab.core.reading import READ_BYTES, open_text, read_text
+from speakerlab.core.reading import READ_BYTES, open_text, read_text, refuse_twins
 
 TEXT = "语音 é\nb\n"
 
@@ -58,6 +59,49 @@ def test_nul_bytes_are_refused(tmp_path, num_before):
     path.write_bytes("u1 a.wav\n".encode("utf-16-le"))
     with refuses(f"{path}:1", "NUL", "UTF-16"):
         read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "format_name"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "Git LFS"),
+        (gzip.compress(b"a s1\n"), "gunzip"),
+        (b"PK\x03\x04\x14\0", "spreadsheet"),
+        (b"\n<!DOCTYPE html>\n<html>", "web page"),
+        (b"{\\rtf1\\ansi a s1}", "plain text"),
+    ],
+)
+def test_other_files_in_the_place_of_a_text_are_named(tmp_path, content, format_name):
+    path = tmp_path / "utt2spk"
+    path.write_bytes(content)
+    with refuses(path, format_name):
+        read_text(path)
+
+
+def test_ids_like_the_beginning_of_another_format_are_read(tmp_path):
+    path = tmp_path / "utt2spk"
+    for text in ("BZh001 s1\n", "version s1\n", "html s1\n", "PK s1\n"):
+        path.write_text(text)
+        assert read_text(path) == text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("s1", "s1\u200b"),
+        ("s1", "\ufeffs1"),
+        ("s\u00ad1\u200e", "s1\u2060"),
+        ("caf\u00e9", "cafe\u0301"),
+    ],
+)
+def test_names_that_look_alike_are_refused(names):
+    for pair in (names, names[::-1]):
+        with refuses("here", ascii(names[0]), ascii(names[1])):
+            refuse_twins(pair, where="here", kind="speakers")
+    # One spelling alone is a name like any other; joiners change how a word is read.
+    for name in names:
+        refuse_twins([name, name], where="here", kind="speakers")
+    refuse_twins(["\u0645\u06cc", "\u0645\u200c\u06cc"], where="", kind="")
 
 
 @pytest.mark.parametrize("length", range(READ_BYTES - 5, READ_BYTES + 2))

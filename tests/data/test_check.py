@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 from refusals import refused, refuses
+from voices import make_wave
 
-from speakerlab.data import audio
+from speakerlab.data import audio, decoders
 from speakerlab.data.check import check_data_dirs
+from speakerlab.data.levels import PADDED, SILENT
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import (
     NOT_USED,
@@ -305,6 +307,48 @@ def test_stereo_is_a_note(folder: Path):
         f"{folder}: 2 recordings have several channels: spk0-0 and others; the first"
         " channel is read"
     )
+
+
+def write_silence_noise_and_clipping(folder: Path) -> None:
+    """Replace recordings of a data directory: spk0 is silent, then noise, spk1 is clipped."""
+    paths = read_table(folder / "wav.scp")
+    rng = np.random.default_rng(0)
+    noise_S = rng.normal(0, 3000, 2 * RATE).astype(np.int16)
+    loud_S = 10.0 * make_wave(1, 0, 1.0)
+    clipped_S = np.clip(loud_S, -32768, 32767).astype(np.int16)
+    audio.write(paths["spk0-0"], 0 * noise_S, RATE)
+    audio.write(paths["spk0-1"], noise_S, RATE)
+    audio.write(paths["spk1-0"], clipped_S, RATE)
+
+
+def test_levels_that_no_speech_has_are_notes_of_decoding(folder: Path):
+    write_silence_noise_and_clipping(folder)
+    notes = check_data_dirs([folder], decode=True)
+    assert notes[:-1] == [
+        f"{folder}: 1 of 4 recordings are silent (spk0-0); listen to them",
+        f"{folder}: 1 of 4 recordings are noise or tones (spk0-1); listen to them",
+        f"{folder}: 1 of 4 recordings are clipped (spk1-0); listen to them",
+    ]
+    # They are used all the same.
+    assert len(read_table(folder / "utt2dur")) == 4
+    assert read_rejected(folder) == {}
+    # Headers say nothing about levels, and noise may have any.
+    assert len(check_data_dirs([folder])) == 1
+    (folder / "utt2spk").unlink()
+    assert len(check_data_dirs([folder], decode=True)) == 1
+
+
+def test_the_first_part_of_a_long_recording_is_measured(folder: Path, monkeypatch):
+    path = Path(read_table(folder / "wav.scp")["spk0-0"])
+    wave_S = make_wave(0, 0, 2.0)
+    wave_S[:RATE] = 0
+    audio.write(path, wave_S, RATE)
+    assert audio.read_info(path, decode=True).level_fault == PADDED
+    monkeypatch.setattr(decoders, "BLOCK_SAMPLES", RATE)
+    monkeypatch.setattr(audio, "MAX_MEASURED_SAMPLES", RATE)
+    info = audio.read_info(path, decode=True)
+    assert info.level_fault == SILENT
+    assert info.num_samples == 2 * RATE
 
 
 def test_processes_find_the_same(make_data_dir):

@@ -1,5 +1,6 @@
 """Any audio at the model's rate: exact where nothing changes, one line for what is broken."""
 
+import gc
 import io
 import os
 import sys
@@ -32,6 +33,8 @@ def tone(hertz: float, rate: int, seconds: float = 1.0) -> np.ndarray:
 def write_aac(path: Path, wave_S: np.ndarray, rate: int) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=rate, layout="mono")
+        # PyAV 19 would keep threads, on which processes that are forked later wait for ever.
+        stream.codec_context.thread_count = 1
         wave_1S = wave_S[None]
         frame = av.AudioFrame.from_ndarray(
             wave_1S,
@@ -201,6 +204,22 @@ def test_formats(tmp_path: Path, suffix, rate):
         assert 0.95 < products.max() / power < 1.05
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads")
+def test_a_decoded_file_leaves_no_threads(tmp_path: Path):
+    """Not even until Python collects garbage: a process that is forked before would hang then."""
+    path = tmp_path / "a.m4a"
+    write_aac(path, make_wave(0, 0, 1.0), RATE)
+    read_wave(path, sample_rate=RATE)
+    gc.collect()
+    gc.disable()
+    try:
+        threads_before = list(Path("/proc/self/task").iterdir())
+        read_wave(path, sample_rate=RATE)
+        assert list(Path("/proc/self/task").iterdir()) == threads_before
+    finally:
+        gc.enable()
+
+
 def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
     path = tmp_path / "a.m4a"
     write_aac(path, make_wave(0, 0, 1.0), RATE)
@@ -228,7 +247,12 @@ def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
         (np.array([0, 1234.0]), "ndarray", "got 1234"),
         (np.arange(9), "ndarray", "got int64"),
         (np.zeros((40, 50)), "ndarray", "(40, 50)"),
+        (np.array([0, 6.5]), "ndarray", "divide by the peak"),
+        (np.array(0.5), "ndarray", "()"),
+        (torch.tensor(0.5), "Tensor", "()"),
         (torch.tensor([0.0, np.nan]), "Tensor", "got NaN"),
+        (torch.ones(9).to_sparse(), "Tensor", "sparse"),
+        (torch.ones(9, device="meta"), "Tensor", "meta"),
     ],
 )
 def test_what_is_no_audio_is_refused(source, kind, value):
@@ -252,8 +276,24 @@ def test_paths_and_rates_that_cannot_be_are_refused(tmp_path: Path):
     with refuses(str(path), 16000, 8000):
         read_wave(path, sample_rate=RATE, source_rate=8000)
     wave_S = np.ones(9)
-    with refuses("audio (ndarray)", "got 0"):
-        read_wave(wave_S, sample_rate=RATE, source_rate=0)
+    # The last is in kHz.
+    for rate in ("16000", 44100.5, float("nan"), True, -1, 0, 16):
+        with refuses("audio (ndarray)", f"got {rate!r}"):
+            read_wave(wave_S, sample_rate=RATE, source_rate=rate)
+
+
+def test_a_whole_rate_may_have_any_type():
+    wave_S = make_wave(0, 0, 1.0)
+    expected_S = read_wave(wave_S, sample_rate=RATE, source_rate=8000)
+    for rate in (8000.0, np.int64(8000), np.float32(8000)):
+        read_S = read_wave(wave_S, sample_rate=RATE, source_rate=rate)
+        assert np.array_equal(read_S, expected_S)
+
+
+def test_a_view_of_a_tensor_with_another_sign_is_read():
+    wave = torch.linspace(-0.5, 0.5, 99)
+    read_S = read_wave(torch._neg_view(wave), sample_rate=RATE)
+    assert np.array_equal(read_S, -wave.numpy())
 
 
 def test_a_float_file_with_nan_is_refused(tmp_path: Path):
@@ -374,6 +414,10 @@ def test_a_silent_first_channel_names_the_other():
         read_wave(wave_SC, sample_rate=RATE)
     with refuses("audio (ndarray), channel 1", "silent"):
         read_channels(wave_SC, sample_rate=RATE)
+    # An input with an offset, to which no microphone is connected.
+    wave_SC[:, 0] = 500
+    with refuses("audio (ndarray), channel 1", "constant", "channel 2 has sound"):
+        read_wave(wave_SC, sample_rate=RATE)
     wave_S = read_wave(wave_SC, sample_rate=RATE, channels=2)
     assert len(wave_S) == RATE
 
@@ -407,8 +451,22 @@ def test_16_bits_in_int32_are_refused_and_24_bits_reported(caplog):
     (line,) = caplog.messages
     assert "24-bit" in line
     caplog.clear()
+    read_wave(wave_S >> 8, sample_rate=RATE)
+    (line,) = caplog.messages
+    assert "8-bit values in int16" in line
+    caplog.clear()
     left_S = read_wave(int32_S << 16, sample_rate=RATE)
     assert np.array_equal(left_S, expected_S)
+    assert caplog.messages == []
+
+
+def test_a_few_milliseconds_are_reported(caplog):
+    wave_S = make_wave(0, 0, 1.0)
+    read_wave(wave_S[4000:4100], sample_rate=RATE)
+    (line,) = caplog.messages
+    assert line.startswith("audio (ndarray): lasts 6 ms")
+    caplog.clear()
+    read_wave(wave_S[4000:5600], sample_rate=RATE)
     assert caplog.messages == []
 
 

@@ -8,7 +8,20 @@ import pytest
 from voices import make_wave
 
 from speakerlab.data import audio
-from speakerlab.data.levels import find_fault, find_padding, measure
+from speakerlab.data.levels import (
+    CLIPPED,
+    FAINT,
+    OFFSET,
+    OTHER_SOUND,
+    PADDED,
+    SILENT,
+    describe_kinds,
+    find_fault,
+    find_kind,
+    find_other_sound,
+    find_padding,
+    measure,
+)
 
 RATE = 16000
 SYLLABLES_PER_SECOND = 4
@@ -69,6 +82,23 @@ def tone(*hertz: float) -> np.ndarray:
     return wave_S.astype(np.float32)
 
 
+def dialled_digits(*, pause: float) -> np.ndarray:
+    """Two tones at a time, for a fifth of a second each, as of a telephone's keys."""
+    count = round(RATE / 5)
+    pause_S = np.zeros(round(pause * RATE), dtype=np.float32)
+    waves: list[np.ndarray] = []
+    for hertz in ((697, 1209), (770, 1336), (852, 1477), (941, 1633)) * 4:
+        waves += [tone(*hertz)[:count], pause_S]
+    return np.concatenate(waves)
+
+
+def chirp() -> np.ndarray:
+    """A tone that rises from 100 to 4000 Hz."""
+    time_S = np.arange(3 * RATE) / RATE
+    hertz_S = 100 + 3900 / 3 * time_S / 2
+    return (0.3 * np.sin(2 * np.pi * hertz_S * time_S)).astype(np.float32)
+
+
 RNG = np.random.default_rng(0)
 NOISE = RNG.standard_normal(3 * RATE).astype(np.float32)
 SPEECH = make_speech()
@@ -84,6 +114,9 @@ FAULTY = {
     "a tone": (tone(1000), "a tone"),
     "a tone with noise": (tone(1000) + 0.001 * NOISE, "a tone"),
     "a dial tone": (tone(350, 440), "a tone"),
+    "dialled digits": (dialled_digits(pause=0.0), "a tone"),
+    "dialled digits with pauses": (dialled_digits(pause=0.3), "a tone"),
+    "a chirp": (chirp(), "a tone"),
     "hum": (tone(50, 100, 150), "a tone"),
     "a tone after silence": (tone(440) * (NOISE.cumsum() != 0), "a tone"),
     "white noise": (0.05 * NOISE, "white noise"),
@@ -113,6 +146,48 @@ def test_steady_coloured_noise_is_found():
     fault = fault_of(pink_S.astype(np.float32))
     assert fault is not None
     assert "steady noise" in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("16 bits as 32", SILENT),
+        ("magnitudes", OFFSET),
+        ("clipped", CLIPPED),
+        ("hum", OTHER_SOUND),
+        ("white noise", OTHER_SOUND),
+        ("padded", PADDED),
+    ],
+)
+def test_the_kind_of_a_fault(name, kind):
+    wave_S, _ = FAULTY[name]
+    assert find_kind(wave_S, sample_rate=RATE) == kind
+
+
+def test_the_kind_of_quiet_waves():
+    assert find_kind(np.zeros(RATE, dtype=np.int16), sample_rate=RATE) == SILENT
+    assert find_kind(SPEECH // 2000, sample_rate=RATE) == FAINT
+    assert find_kind(SPEECH, sample_rate=RATE) is None
+    assert find_kind(SPEECH[:0], sample_rate=RATE) is None
+
+
+def test_each_kind_is_a_line_with_the_first_names():
+    kind_of = {"a": CLIPPED, "b": SILENT, "c": SILENT, "d": SILENT, "e": SILENT}
+    lines = describe_kinds(kind_of, 9, where="data/x", unit="utterances")
+    assert lines == [
+        "data/x: 4 of 9 utterances are silent (b, c, d, ...); listen to them",
+        "data/x: 1 of 9 utterances are clipped (a); listen to them",
+    ]
+    assert describe_kinds({}, 9, where="data/x", unit="utterances") == []
+
+
+def test_a_tone_after_a_block_of_silence_is_measured():
+    silence_S = np.zeros(audio.BLOCK_SAMPLES, dtype=np.float32)
+    wave_S = np.concatenate([silence_S, tone(440)])
+    levels = measure(wave_S, sample_rate=RATE)
+    assert levels.spread_db < 0.1
+    # Only the first block is looked at.
+    assert find_other_sound(wave_S, levels, sample_rate=RATE) is None
 
 
 def test_long_waves_are_measured_in_blocks():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from speakerlab.data.listing import is_apple_double, list_recordings
+from speakerlab.data.listing import is_apple_double, list_recordings, shorten
 
 
 def touch(path: Path) -> Path:
@@ -45,6 +45,17 @@ def test_only_recordings_are_listed_and_the_rest_is_counted(tmp_path):
     assert "\n" not in text
     assert "files of other endings: 3 (2 .txt, 1 without)" in text
     assert "9 files and folders of systems and editors" in text
+
+
+def test_long_names_are_shortened_and_stay_apart(tmp_path):
+    for name in ("a", "s1/录音 1", "n" * 200):
+        assert shorten(name) == name
+    names = ["n" * 251, "n" * 252, "录" * 83, "\\udce9" * 41, f"s/{'n' * 251}"]
+    short_names = [shorten(name) for name in names]
+    assert len(set(short_names)) == len(names)
+    for name, short_name in zip(names, short_names):
+        assert short_name[:20] == name[:20]
+        touch(tmp_path / f"{short_name}.json.partial")
 
 
 def test_other_endings_are_recordings_if_asked_for(tmp_path):

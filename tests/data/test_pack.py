@@ -49,6 +49,26 @@ def waves_of(folder: Path) -> dict[str, np.ndarray]:
     return waves
 
 
+def test_levels_that_no_speech_has_are_a_line_for_each_kind(folder, caplog):
+    paths = read_table(folder / "wav.scp")
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("spk0-0", "spk1-1", "spk2-1", "spk3-1")):
+        num_samples = audio.read_info(paths[name]).num_samples
+        noise_S = rng.normal(0, 3000, num_samples).astype(np.int16)
+        audio.write(paths[name], (noise_S if number else 0 * noise_S), RATE)
+    line = pack_data_dir(folder, layout=PCM)
+    assert "12 utterances" in line
+    silent, noise = caplog.messages
+    assert silent == f"{folder}: 1 of 12 utterances are silent (spk0-0); listen to them"
+    assert noise.startswith(f"{folder}: 3 of 12 utterances are noise or tones (spk")
+    # Without speakers, they are recordings of noise or rooms.
+    caplog.clear()
+    (folder / "utt2spk").unlink()
+    check_data_dirs([folder])
+    pack_data_dir(folder, layout=PCM)
+    assert [text for text in caplog.messages if "listen" in text] == []
+
+
 @every_codec
 def test_packed_audio_is_the_audio(folder, layout):
     loose = read_manifest([folder], sample_rate=RATE)

@@ -2,14 +2,16 @@
 
 import gzip
 import io
+import os
 import socket
+import struct
 import tempfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 from voices import make_wave
 
 from speakerlab.data import audio
@@ -90,6 +92,67 @@ def test_files_of_the_standard_library_are_read(tmp_path: Path):
             assert np.array_equal(decode(file), WAVE_S), file
 
 
+class PathOfAnotherLibrary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_every_kind_of_path_is_read(tmp_path: Path):
+    path = tmp_path / "a.flac"
+    path.write_bytes(FLAC)
+    with os.scandir(tmp_path) as entries:
+        paths = [PurePath(path), PathOfAnotherLibrary(path), *entries]
+    for source in paths:
+        assert np.array_equal(decode(source), WAVE_S)
+        wave_S = read_wave(source, sample_rate=RATE)
+        assert np.array_equal(wave_S, WAVE_S / np.float32(32768))
+        assert audio.name_of(source) == str(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "subject", "value"),
+    [
+        ("", "path", "is empty"),
+        ("/no/such.wav\n", "/no/such.wav\\n", "no such file"),
+        ("https://host/a.wav", "https://host/a.wav", "download it"),
+        (Path("s3://bucket/a.wav"), "s3:/bucket/a.wav", "download it"),
+        ("C:/a.wav", "C:/a.wav", "correct the path"),
+        ("~/no-such.wav", "~/no-such.wav", "home folder"),
+    ],
+)
+def test_a_wrong_path_is_one_line_with_a_remedy(
+    path: str | Path, subject: str, value: str
+):
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        decode(path)
+    assert refused(str(caught.value), subject, value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
+        (b"\n<!doctype html><title>404</title>", "web page"),
+        (b'<?xml version="1.0"?><Error/>', "web page"),
+        (gzip.compress(FLAC), "gzip"),
+        (b"PK\x03\x04" + FLAC, "zip"),
+        (b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X" + bytes(300), "macOS"),
+    ],
+)
+def test_what_is_often_in_place_of_a_recording_is_named(
+    tmp_path: Path, content: bytes, value: str
+):
+    path = tmp_path / "a.wav"
+    path.write_bytes(content)
+    for source in (path, content, io.BytesIO(content)):
+        with refuses(audio.name_of(source), value):
+            decode(source)
+
+
 def test_a_file_that_was_read_before_begins_again():
     for file in (io.BytesIO(FLAC), Upload(FLAC)):
         file.read()
@@ -148,6 +211,7 @@ def test_what_is_no_open_binary_file_is_refused_in_one_line(tmp_path: Path, capf
             (no_archive, "'rb'"),
             (Broken(ConnectionResetError("reset by peer")), "reset by peer"),
             (Broken(RuntimeError()), "RuntimeError"),
+            (Broken(OSError("reset\nby peer")), "reset by peer"),
             (Wrong("text"), "'rb'"),
             (Wrong(None), "NoneType"),
             (io.BytesIO(), "0 bytes"),
@@ -169,6 +233,9 @@ def test_what_is_no_open_binary_file_is_refused_in_one_line(tmp_path: Path, capf
         (2_000_000_000, 64000, False),
         (300_000_000, 2_000_000, False),  # huge
         (128000, 64000, True),
+        (64044, 64000, False),  # of the whole file, with its header
+        (64036, 64000, False),
+        (64100, 64000, True),
     ],
 )
 def test_a_length_that_no_recording_has_is_no_sign_of_a_cut(
@@ -179,3 +246,11 @@ def test_a_length_that_no_recording_has_is_no_sign_of_a_cut(
             refuse_cut(stated, present, "bytes", "a.wav")
     else:
         refuse_cut(stated, present, "bytes", "a.wav")
+
+
+@pytest.mark.parametrize("num_extra", [36, 44])
+def test_a_wav_header_that_counts_itself_is_read(num_extra: int):
+    content = audio.encode(WAVE_S, RATE, "WAV")
+    size = struct.pack("<I", 2 * len(WAVE_S) + num_extra)
+    counted = content[:40] + size + content[44:]
+    assert np.array_equal(decode(counted), WAVE_S)

@@ -67,6 +67,19 @@ def test_tables_of_windows_are_read(tmp_path, encoding):
     assert read_table(path) == {"u1": "张三.wav", "u2": "b.wav"}
 
 
+def test_speakers_that_look_alike_are_refused(tmp_path):
+    path = tmp_path / "utt2spk"
+    path.write_text("a ann\nb ann\u200b\nc bob\n", encoding="utf-8")
+    with refuses(path, "'ann'", r"'ann\u200b'"):
+        read_table(path)
+    faults = Faults()
+    read_table(path, faults)
+    assert faults
+    # Ids are not compared: the names of files are those that the file system has.
+    path.write_text("a ann\na\u200b bob\n", encoding="utf-8")
+    assert len(read_table(path)) == 2
+
+
 def test_each_line_of_another_encoding_is_named(tmp_path):
     path = tmp_path / "utt2spk"
     path.write_bytes("a x\nb Müller\nc y\nd Gül\n".encode("latin-1"))

@@ -94,6 +94,12 @@ def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
         ("SPEAKER a 1 0 1 <NA> bob 0.9 <NA>", "bob"),
         ("SPEAKER a 1 0 1 bob <NA> <NA> <NA>", "bob"),
         (f"SPEAKER a 0 1 {TAIL} bob {TAIL}", "<NA>"),
+        # The second word of a name is a number, which reads like a confidence.
+        (f"SPEAKER a 1 0 1 {TAIL} Speaker 2 <NA>", "Speaker 2"),
+        (f"SPEAKER a 1 0 1 {TAIL} Speaker 1", "Speaker 1"),
+        # The second word of a name, or a time, in the place of a missing channel.
+        (f"SPEAKER my call 0 1 {TAIL} bob {TAIL}", "my call"),
+        (f"SPEAKER a 0.5 1 2 {TAIL} bob {TAIL}", "0.5"),
         ("NOSCORE a 1 0 1 <NA> <NA> <NA> <NA>", "NOSCORE"),
         ("RIFF\udc80WAVE", "UTF-8"),
         ("\x1b[2J", "\\x1b[2J"),
@@ -110,6 +116,34 @@ def test_each_broken_line_of_an_rttm_is_refused(tmp_path, line, value):
     assert len(lines) == 2
     assert refused(lines[0], f"{path}:2", value)
     assert refused(lines[1], f"{path}:4", value)
+
+
+@pytest.mark.parametrize("channel", ["0", "1", "A", "<NA>", "ch1"])
+def test_usual_channels_and_confidences_are_read(tmp_path, channel):
+    for confidence in ("<NA>", "0.9", "1.0", "<na>"):
+        line = f"SPEAKER a {channel} 0 1 {TAIL} bob {confidence} <NA>"
+        path = write(tmp_path / "a.rttm", line)
+        assert read_rttm(path) == {"a": [Turn(0, 1, "bob")]}
+    path = write(tmp_path / "a.uem", f"a {channel} 0 1")
+    assert regions.read_uem(path) == {"a": [(0, 1)]}
+
+
+def test_names_that_look_alike_are_refused(tmp_path):
+    path = tmp_path / "a.rttm"
+    for other in ("bob\u200b", "b\u00adob"):
+        speakers = [
+            f"SPEAKER a 1 {n} 1 {TAIL} {name} {TAIL}"
+            for n, name in enumerate(("bob", other))
+        ]
+        write(path, *speakers)
+        with refuses(f"{path}: a", "speakers", ascii(other)):
+            read_rttm(path)
+        recordings = [
+            f"SPEAKER {name} 1 0 1 {TAIL} a {TAIL}" for name in ("bob", other)
+        ]
+        write(path, *recordings)
+        with refuses(path, "recordings", ascii(other)):
+            read_rttm(path)
 
 
 def test_uem_and_lab_are_read_merged(tmp_path):
@@ -130,6 +164,7 @@ def test_uem_and_lab_are_read_merged(tmp_path):
         (regions.read_uem, "a 1 5 5", "5"),
         (regions.read_uem, "a 5 6", "a 5 6"),
         (regions.read_uem, "my a 1 5 6", "my a"),
+        (regions.read_uem, "my call 5 6", "my call"),
         (regions.read_lab, "5 4 speech", "4"),
         (regions.read_lab, "5 6 sil", "sil"),
         (regions.read_lab, "5 x speech", "x"),

@@ -6,6 +6,7 @@ Each function writes what the official archives unpack to, with the traps of the
 import csv
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
+from math import ceil
 from pathlib import Path
 
 import av
@@ -15,6 +16,7 @@ from voices import RATE, make_wave
 from speakerlab.data import audio
 
 SECONDS = 1.5
+AAC_FRAME = 1024  # samples
 # Speakers of each corpus.
 NUM_TRAIN = 12
 NUM_TEST = 6
@@ -26,13 +28,25 @@ def write_m4a(path: Path, wave_S: np.ndarray, rate: int = RATE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = av.AudioFrame.from_ndarray(wave_S[None], format="s16", layout="mono")
     frame.sample_rate = rate
-    cut = av.AudioResampler(format="fltp", layout="mono", rate=rate, frame_size=1024)
     with av.open(str(path), "w", format="ipod") as file:
         stream = file.add_stream("aac", rate=rate, layout="mono", bit_rate=64_000)
-        for piece in (*cut.resample(frame), *cut.resample(None)):
-            file.mux(stream.encode(piece))
+        # PyAV 19 would keep threads, on which processes that are forked later wait for ever.
+        stream.codec_context.thread_count = 1
+        file.mux(stream.encode(frame))
         # The encoder still holds its last frames.
         file.mux(stream.encode(None))
+
+
+def m4a_samples(num_samples: int) -> int:
+    """Return how many samples are decoded of a file that `write_m4a` wrote from so many.
+
+    The encoder begins with a frame without sound, and fills the last one. FFmpeg 9, of libavcodec
+    63, leaves out what fills it.
+    """
+    if av.library_versions["libavcodec"][0] >= 63:
+        return AAC_FRAME + num_samples
+    num_frames = 1 + ceil(num_samples / AAC_FRAME)
+    return num_frames * AAC_FRAME
 
 
 def write_wav(path: Path, speaker: int, take: int) -> None:

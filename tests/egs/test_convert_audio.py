@@ -17,7 +17,7 @@ from egs.common.corpus.convert_audio import (
     require_decoder,
 )
 from speakerlab.data import audio
-from tests.egs.corpora import write_m4a
+from tests.egs.corpora import m4a_samples, write_m4a
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def test_samples_are_those_of_the_ffmpeg_command(m4a, tmp_path):
     assert made == {"s/v/1": tmp_path / "out/s/v/1.flac"}
     assert left_out == {}
     wave_S = audio.read(made["s/v/1"])
-    # 2 s take 32 frames of 1,024 samples, and the encoder begins with one more.
-    assert len(wave_S) == 33 * 1024
+    assert len(wave_S) == m4a_samples(32000)
     if shutil.which("ffmpeg") is None:
         pytest.skip("needs ffmpeg")
     decoded = tmp_path / "by.wav"
@@ -41,9 +40,11 @@ def test_samples_are_those_of_the_ffmpeg_command(m4a, tmp_path):
     command += ["-acodec", "pcm_s16le", decoded]
     subprocess.run(command, check=True)
     theirs_S = audio.read(decoded)
-    assert len(theirs_S) == len(wave_S)
+    # Another version of FFmpeg may leave out what the encoder added at the end.
+    num_samples = min(len(theirs_S), len(wave_S))
+    assert num_samples >= 32000
     # Decoders of two versions differ in the last bit, here and there.
-    error_S = np.abs(theirs_S.astype(int) - wave_S)
+    error_S = np.abs(theirs_S[:num_samples].astype(int) - wave_S[:num_samples])
     assert error_S.max() <= 1
     assert (error_S > 0).mean() < 0.01
 
@@ -57,7 +58,7 @@ def test_finished_files_stay_and_changed_sources_are_converted_again(m4a, tmp_pa
     assert made["a"].stat().st_ino == before
     write_m4a(m4a, make_wave(2, 0, 1.0))
     convert_all(wavs, out, num_jobs=1)
-    assert len(audio.read(made["a"])) == 17 * 1024
+    assert len(audio.read(made["a"])) == m4a_samples(16000)
 
 
 def test_processes_keep_order_and_list_what_is_broken(m4a, tmp_path):

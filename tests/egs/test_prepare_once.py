@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from refusals import refused
 from speakerlab.core.atomic import locked
 from speakerlab.data.tables import read_table
 
+ROOT = Path(__file__).parents[2]
 FORK = multiprocessing.get_context("fork")
 # Two utterances of each speaker, without the suffix .wav.
 FILES = [
@@ -46,6 +49,23 @@ def once(recipe, corpus, tmp_path, capsys):
         return written.err if code else written.out
 
     return run
+
+
+def test_a_closed_pipe_is_silent(corpus, tmp_path):
+    """As after `| head`: a program whose output nobody reads ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run(
+        [sys.executable, ROOT / "egs/librispeech/prepare.py"]
+        + ["--corpus", corpus, "--data", tmp_path / "data", "--num-jobs", "1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert finished.stderr == ""
+    assert finished.returncode == 128 + signal.SIGPIPE
 
 
 def state(data: Path) -> dict[str, int]:

@@ -18,13 +18,11 @@ from tests.egs.corpora import (
     VOX1_DEV,
     VOX1_TEST,
     VOX2,
+    m4a_samples,
     write_m4a,
     write_vox_list,
     write_voxceleb,
 )
-
-# 1.5 s take 24 frames of AAC, and its encoder begins with one more.
-NUM_SAMPLES = 25 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_all_parts_from_the_archives_layout(prepare, corpus, tmp_path):
     info = soundfile.info(train[name])
     assert info.samplerate == 16000
     assert info.channels == 1
-    assert info.frames == NUM_SAMPLES
+    assert info.frames == m4a_samples(24000)
     name = "id10270/-vBNO3AhQRs/00002.wav"
     expected = str(corpus / "voxceleb1/test/wav" / name)
     assert test[name] == expected

@@ -47,10 +47,13 @@ def process_of(function: Callable[..., None], *args: object) -> Iterator[int]:
 
 
 def test_all_changes_of_processes_and_threads_are_kept(tmp_path):
+    """Also of a process that knows the file by another name."""
     path = tmp_path / "new/team.safetensors"
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(path)
     with (
         process_of(add_some, path, "a"),
-        process_of(add_some, path, "b"),
+        process_of(add_some, link, "b"),
         ThreadPoolExecutor(2) as pool,
     ):
         list(pool.map(lambda writer: add_some(path, writer), "cd"))

@@ -53,11 +53,29 @@ print("done")
 """
 
 
-def run_fork(model: Path, device: str) -> None:
+# The program itself uses torch, and only its child loads a model.
+LATE = """
+import os, sys
+import torch
+torch.set_num_threads(2)
+square = torch.randn(600, 600)
+square @ square
+child = os.fork()
+if child == 0:
+    import speakerlab
+    speakerlab.load(sys.argv[1], device=sys.argv[2]).embed(sys.argv[3])
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+print("done")
+"""
+
+
+def run_fork(model: Path, device: str, program: str = FORK) -> None:
     file = model.with_name("a.wav")
     audio.write(file, make_wave(0, 0, 3.0), RATE)
     finished = subprocess.run(
-        [sys.executable, "-c", FORK, str(model), device, str(file)],
+        [sys.executable, "-c", program, str(model), device, str(file)],
         env={**os.environ, "OMP_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
@@ -69,6 +87,10 @@ def run_fork(model: Path, device: str) -> None:
 
 def test_a_model_embeds_after_a_fork(tmp_path):
     run_fork(publish_xvector(tmp_path / "exp"), "cpu")
+
+
+def test_a_child_of_a_program_that_used_torch_loads_a_model(tmp_path):
+    run_fork(publish_xvector(tmp_path / "exp"), "cpu", LATE)
 
 
 @pytest.mark.slow

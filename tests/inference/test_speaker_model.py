@@ -355,15 +355,32 @@ def test_little_speech_is_reported(open_small, wavs, caplog):
         lines = "\n".join(caplog.messages)
         assert "no speech was found" in lines
         caplog.clear()
+    assert model.verify(wave_S, wave_S).is_same
+    assert model.verify(wave_S, barely_S).is_same is None
+    assert model.identify(barely_S).name is None
 
 
 def test_nothing_is_decided_from_noise_or_silence_without_a_word(open_small, caplog):
     model = open_small(calibration=CALIBRATION)
     noise_2S = make_noise(2.0, rows=2).numpy()
-    model.verify(noise_2S[0], noise_2S[1])
+    voice_S = make_wave(0, 0, 2.0)
+    result = model.verify(noise_2S[0], noise_2S[1])
     assert len(caplog.messages) == 2
     for line in caplog.messages:
         assert "white noise" in line
+    # The score is returned, but no decision.
+    assert result.llr == pytest.approx(10 * result.score - 5, abs=1e-4)
+    assert result.threshold == 0.5
+    assert result.is_same is None
+    assert result.speech_seconds == (0.0, 0.0)
+    for pair in ((voice_S, noise_2S[0]), (noise_2S[0], voice_S)):
+        assert model.verify(*pair).is_same is None
+    model.enroll("ann", noise_2S[0])
+    identified = model.identify(noise_2S[0])
+    assert identified.is_known is None
+    assert identified.name is None
+    assert identified.ranking[0] == ("ann", pytest.approx(1, abs=1e-6))
+    assert model.identify(voice_S).is_known is not None
     caplog.clear()
     # Silence, and near silence.
     quiet_S = np.sign(noise_2S[0]).astype(np.int16)

@@ -39,7 +39,7 @@ def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
 
 @pytest.mark.parametrize(
     ("space", "yes"),
-    [("\ufeff", "target"), ("\n" * LINES_AT_ONCE, "1")],
+    [("\ufeff", "target"), ("", "TARGET"), ("\n" * LINES_AT_ONCE, "1")],
 )
 def test_scores_of_3dspeaker_stand_after_the_label(tmp_path, trials, space, yes):
     (tmp_path / "s.txt").write_text(f"{space}a x {yes} 0.5\nb x 0 -0.25\na y 0 0.1\n")
@@ -76,6 +76,9 @@ def test_a_long_file_in_another_order(tmp_path):
         ("a x 1\nb 2 3 x\na y 3\n", ":2", "'b 2 3 x'"),
         ("a x 1\nb x 2 target 4\na y 3\n", ":2", "'b x 2 target 4'"),
         ("a x 1\na x 1\nb x 2\na y 3\n", "", "a x has more"),
+        # Labels of another list, and a score of 3D-Speaker that reads like a label.
+        ("a x 1 nontarget\nb x 2\na y 3\n", "", "a x has the label nontarget"),
+        ("a x 1 0\nb x 0 0\na y 0 1\n", "", "a x has the label nontarget"),
     ],
 )
 def test_bad_files_are_named(tmp_path, trials, text, line, value):

@@ -123,6 +123,14 @@ def test_unknown_utterances_are_named(tmp_path):
             trials.check_known({"a", "x"}, where="data/test/trials")
 
 
+def test_an_invisible_character_of_an_unknown_utterance_is_shown(tmp_path):
+    trials = read_trials(written(tmp_path, "a\u200b 语音 target\n"))
+    with refuses("trials", r"a\u200b"):
+        trials.check_known({"a", "语音"})
+    with refuses("trials", "语音"):
+        trials.check_known({"a\u200b"})
+
+
 def test_speakers_have_equal_numbers_on_both_sides(tmp_path):
     path = written(tmp_path, SPELLINGS["kaldi"])
     trials = read_trials(path)

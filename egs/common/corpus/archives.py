@@ -22,9 +22,8 @@ from tqdm import tqdm
 
 CHUNK_BYTES = 1 << 20
 ZIP_MAGIC = b"PK\x03\x04"
-progress_bar = partial(
-    tqdm, mininterval=10.0
-)  # seconds; the output often goes to a log file
+# disable=None shows a bar only on a terminal, never in a log file.
+progress_bar = partial(tqdm, disable=None)
 
 
 class _Joined(io.RawIOBase):

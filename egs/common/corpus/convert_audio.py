@@ -15,12 +15,11 @@ from egs.common.corpus.archives import progress_bar
 from speakerlab.core.atomic import replacing
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
-from speakerlab.data.arrays import stable_hash
 from speakerlab.data.convert import read_wave
+from speakerlab.data.listing import shorten
 from speakerlab.data.tables import one_line
 
 SAMPLE_RATE = 16000
-MAX_NAME_BYTES = 200
 MIN_FILES_FOR_POOL = 32  # below this, starting processes costs more than it saves
 FILES_PER_TASK = 16
 
@@ -32,7 +31,7 @@ def convert_all(
 
     A file is converted again only if its source has changed since.
     """
-    pairs = [(path, folder / f"{_short(name)}.flac") for name, path in wavs.items()]
+    pairs = [(path, folder / f"{shorten(name)}.flac") for name, path in wavs.items()]
     made: dict[str, Path] = {}
     left_out: dict[Path, str] = {}
     workers = num_jobs if len(pairs) >= MIN_FILES_FOR_POOL else 1
@@ -80,16 +79,6 @@ def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
             f"{where}: {first.suffix} files need PyAV, which is not installed; pip"
             " install av"
         )
-
-
-def _short(name: str) -> str:
-    """Return the id as a path whose parts are short enough for a file name."""
-    parts = name.split("/")
-    fits = [len(part.encode()) <= MAX_NAME_BYTES for part in parts]
-    return "/".join(
-        part if fit else f"{part[:40]}~{stable_hash(part):016x}"
-        for part, fit in zip(parts, fits)
-    )
 
 
 def _convert(pair: tuple[Path, Path]) -> Path | str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from egs.common.corpus.sources import require_folders
 from speakerlab.core import done
 from speakerlab.core.atomic import locked
-from speakerlab.data.tables import ROOT_LOCK
+from speakerlab.data.tables import NAMELESS, ROOT_LOCK, read_rejected
 
 PREPARED = ".prepared"
 EGS = Path(__file__).resolve().parents[2]
@@ -38,6 +38,7 @@ def prepare_once(
         written = [
             name for name, stamp in stamps_of(data).items() if stamp != before.get(name)
         ]
+        inputs["left_out"] = stamps_of_left_out(data)
         done.record(data / PREPARED, inputs, outputs=written)
 
 
@@ -58,7 +59,7 @@ def refuse_other_corpus(data: Path, args: argparse.Namespace) -> None:
 def is_prepared(data: Path, inputs: dict[str, object]) -> bool:
     """Return whether everything is there already, and say so."""
     path = data / PREPARED
-    if not done.is_done(path, inputs):
+    if not done.is_done(path, {**inputs, "left_out": stamps_of_left_out(data)}):
         return False
     message = "already prepared with the same options and scripts, kept"
     print(f"{data}: {message}; to prepare it again, remove {path}", flush=True)
@@ -76,6 +77,17 @@ def inputs_of(script: Path, args: argparse.Namespace) -> dict[str, object]:
         scripts = sorted(folder.glob("*.py"))
         names += [path.relative_to(EGS).as_posix() for path in scripts]
     return {"script": script, **options, "sha256": done.files_digest(EGS, names)}
+
+
+def stamps_of_left_out(data: Path) -> str:
+    """Return a digest of the time and size of the files that were left out; a repair changes it."""
+    paths: list[str] = []
+    for table in sorted(data.glob("*/rejected.tsv")):
+        for name, (path, _) in read_rejected(table.parent).items():
+            # `speakerlab check` adds others, under their ids.
+            if name.startswith(NAMELESS):
+                paths.append(path)
+    return done.digest(done.stamps(paths))
 
 
 def stamps_of(data: Path) -> dict[str, str]:

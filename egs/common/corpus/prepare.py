@@ -29,7 +29,7 @@ from egs.common.corpus.sources import (
     resolve_sources,
     source,
 )
-from speakerlab.bin.command import prepare_output
+from speakerlab.bin.command import prepare_output, report
 from speakerlab.core import process
 from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import Faults
@@ -103,6 +103,7 @@ def run(
     downloading = args.download or args.download_noise
     use_utf8()
     prepare_output()
+    code = 0
     try:
         if args.num_jobs < 1:
             raise ValueError(f"--num-jobs: must be at least 1, not {args.num_jobs}")
@@ -114,13 +115,23 @@ def run(
         else:
             script = Path(inspect.getfile(prepare)).resolve()
             prepare_once(args.data, script, args, prepare)
+        # Here, so that an error of the output is reported like any other.
+        sys.stdout.flush()
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        code = report(error)
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
-        return process.EXIT_SIGNAL + signal.SIGINT
-    return 0
+        sys.stderr.write("stopped by Ctrl-C\n")
+        code = process.EXIT_SIGNAL + signal.SIGINT
+    if code == process.EXIT_SIGNAL + signal.SIGPIPE:
+        drop_output()
+    return code
+
+
+def drop_output() -> None:
+    """Lead the output nowhere: Python would report at its end that nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _download(args: argparse.Namespace, download: Callable[[], None]) -> None:
