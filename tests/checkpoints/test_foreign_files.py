@@ -105,7 +105,7 @@ def test_damage_within_a_checkpoint_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "format_name"),
     [
-        ("a.pt", gzip.compress(b"a"), "gzip"),
+        ("a.pt", gzip.compress(b"a", mtime=0), "gzip"),
         ("model.safetensors.index.json", b'{"weight_map": {}}', "JSON"),
         ("a.bin", b'{"error":"Repository not found"}', "JSON"),
         ("a.onnx", b"\x08\x07\x12\x07pytorch", "ONNX"),

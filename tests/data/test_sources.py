@@ -138,7 +138,7 @@ def test_a_wrong_path_is_one_line_with_a_remedy(
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
         (b"\n<!doctype html><title>404</title>", "web page"),
         (b'<?xml version="1.0"?><Error/>', "web page"),
-        (gzip.compress(FLAC), "gzip"),
+        (gzip.compress(FLAC, mtime=0), "gzip"),
         (b"PK\x03\x04" + FLAC, "zip"),
         (b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X" + bytes(300), "macOS"),
     ],
