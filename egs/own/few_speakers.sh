@@ -16,7 +16,7 @@ repeat() { # LAST DATA EXP OPTION...: run stages 2 to LAST of this recipe again,
   local first=$((stage > 2 ? stage : 2)) last=$((stop_stage < $1 ? stop_stage : $1))
   local command=(bash "$recipe/run.sh" --set data.valid_speakers=0 "${@:4}" --folds 1)
   command+=(${noise:+--noise "$noise"} ${rirs:+--rirs "$rirs"} --stage "$first" --stop-stage "$last" --data "$2" --exp "$3")
-  if ((first <= last)); then say "${2##*/}:"; else return; fi
+  if ((first <= last)); then say "${2##*/}:"; else return 0; fi
   run speakerlab check "$2/train" --sample-rate "$rate"
   run speakerlab check "$2/test" --sample-rate "$rate" # alone, as all/test has the speakers of all/train
   if [[ $dry_run == true ]]; then "${command[@]}"; else run "${command[@]}"; fi
