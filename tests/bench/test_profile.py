@@ -38,6 +38,7 @@ def settings(make_data_dir, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_training_is_profiled_part_by_part(
     make_config, settings, tmp_path, monkeypatch
 ):

@@ -37,6 +37,7 @@ def bench_data(run, settings):
     return bench
 
 
+@pytest.mark.slow
 def test_crops_are_the_same_each_time_and_listed_with_their_augmentation(
     bench_data, tmp_path
 ):

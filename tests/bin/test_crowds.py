@@ -123,6 +123,7 @@ def test_two_packings_of_one_folder_write_what_one_writes(data, crowd, tmp_path)
     assert not list(train.glob(".shards*"))
 
 
+@pytest.mark.slow
 def test_shards_that_a_training_reads_are_not_replaced(
     data, trained, settings, crowd, run, tmp_path
 ):
@@ -248,6 +249,7 @@ def is_waiting(crowd: Crowd, number: int) -> bool:
     return "locked by another" in crowd.errors(number)
 
 
+@pytest.mark.slow
 def test_a_scoring_and_a_training_in_one_experiment(
     trained, settings, data, crowd, tmp_path
 ):
@@ -269,6 +271,7 @@ def test_a_scoring_and_a_training_in_one_experiment(
     assert read_note(checkpoints(exp)[-1]).step == step
 
 
+@pytest.mark.slow
 def test_two_calibrations_into_one_copy(trained, data, crowd, tmp_path):
     out = tmp_path / "out"
     folders = ["--model", trained, "--data", data / "test", "--out", out]

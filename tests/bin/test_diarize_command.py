@@ -373,6 +373,7 @@ diarize.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_kill_while_writing_leaves_the_old_files(environment, exp, talk, tmp_path):
     out = tmp_path / "out"
     diarized(exp, talk, "--out", out, "--speakers", 1)

@@ -238,6 +238,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_bit_identically(
     assert losses(exp) == losses(trained)
 
 
+@pytest.mark.slow
 def test_the_launcher_passes_sigterm_on_and_two_ranks_resume_bit_identically(
     train, train_command, environment, tmp_path
 ):

@@ -45,6 +45,7 @@ TINY = {
     "res2net": ONE_LAYER,
 }
 ONE_RANK = Ranks(0, 1, 1, GPU)
+LARGE = ("redimnet2", "gemini_dfresnet", "eres2netv2")  # they take longest
 every_precision = pytest.mark.parametrize("precision", DTYPES)
 
 
@@ -136,7 +137,11 @@ def train(
 )
 # redimnet2 has the blocks of redimnet, ecapa_tdnn_wespeaker the layers of ecapa_tdnn.
 @pytest.mark.parametrize(
-    "name", sorted(MODELS.keys() - {"redimnet", "ecapa_tdnn_wespeaker"})
+    "name",
+    [
+        *sorted(MODELS.keys() - {"redimnet", "ecapa_tdnn_wespeaker", *LARGE}),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE),
+    ],
 )
 def test_every_model(name, precision):
     # Accumulation and frozen steps do not depend on the model: other tests have them.

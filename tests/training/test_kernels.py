@@ -65,7 +65,7 @@ def losses(config) -> list[float]:
     "setting",
     [
         "runtime.channels_last=true",
-        "runtime.split_head=on",
+        pytest.param("runtime.split_head=on", marks=pytest.mark.slow),
         pytest.param(
             "runtime.compile=true",
             marks=[
