@@ -112,6 +112,7 @@ def test_every_hop_of_the_data_path_is_timed(bench_data):
     assert min(shares) >= 0
 
 
+@pytest.mark.slow
 def test_machine_model_and_made_up_data_are_measured(
     settings, tmp_path, capsys, monkeypatch
 ):

@@ -38,6 +38,7 @@ def diarized(exp: Path, *arguments: object) -> None:
     diarize.main([str(argument) for argument in (*arguments, *options)])
 
 
+@pytest.mark.slow
 def test_an_interrupted_diarization_continues(
     exp, make_exp, talk, tmp_path, caplog, monkeypatch
 ):
@@ -134,6 +135,7 @@ def test_of_two_diarizations_the_second_waits(exp, talk, tmp_path):
     assert (out / "talk.rttm").exists()
 
 
+@pytest.mark.slow
 def test_a_tuning_of_the_same_data_and_model_is_kept(
     make_exp, talk, tmp_path, caplog, capsys
 ):

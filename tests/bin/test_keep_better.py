@@ -4,6 +4,7 @@ import pytest
 from tiny import card, checkpoints, weights
 
 
+@pytest.mark.slow
 def test_a_finished_run_publishes_the_trained_weights_anyway(trained, train, tmp_path):
     exp = tmp_path / "exp"
     # So low a learning rate helps nobody.

@@ -194,7 +194,8 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
         again = run_recipe(name, *options)
         assert_all_is_kept(again.stdout + again.stderr)
         assert read_json(exp / "results.json") == rows
-    other = run_recipe(name, *options, "--noise", "elsewhere", code=1)
+    other_exp = ("--exp", str(tmp_path / "other"))
+    other = run_recipe(name, *options, *other_exp, "--noise", "elsewhere", code=1)
     assert re.search(r"elsewhere.*--noise none\nstage 1: failed", other.stderr)
 
 
