@@ -23,12 +23,12 @@ find_python() { [[ -n $python ]] || python=$(python3 "$root/egs/common/environme
 say() { printf '%s%s\n' "$([[ $dry_run == false ]] || echo '# ')" "$*"; } # a comment in a dry run
 
 parse_options() { # FILE OPTION...: set the options that are declared above and in FILE
-  local lines option name kind
+  local file=$1 lines option name kind
   lines=$(grep -hE '^[a-z_]+=.* # [^ ]+: ' "$1" "${BASH_SOURCE[0]}")
   while shift && (($#)); do
     option=${1%%=*} name=${1#--} name=${name%%=*} name=${name//-/_} kind=''
     if [[ $option == --help ]]; then
-      sed -E ':a; s/^([a-z-]*)_/\1-/; ta; s/^/  --/' <<<"$lines"
+      sed -nE '/^# Read whole/q; 2,$s/^# ?//p' "$file" && sed -E ':a; s/^([a-z-]*)_/\1-/; ta; s/^/  --/' <<<"$lines"
       exit # with the code of sed, which a closed pipe ends
     fi
     if [[ $option =~ ^--[a-z-]+$ ]]; then kind=$(sed -nE "s/^$name=.* # ([^ ]+): .*/\1/p" <<<"$lines"); fi

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from speakerlab.bin.command import model_of, parser
+from speakerlab.bin.embed import find_recordings
 from speakerlab.core.atomic import check_writable
 
 log = logging.getLogger(__name__)
@@ -14,18 +15,19 @@ def main(arguments: Sequence[str]) -> None:
     options.add(
         "name NAME", "name of the speaker; replaces an enrolled speaker of that name"
     )
-    options.add("files FILE", "recordings of the speaker", nargs="+")
+    options.add("files FILE", "recordings of the speaker, or folders", nargs="+")
     options.add_speakers()
     options.add_channel()
     options.add_model_options()
     args = options.parse_args(arguments)
     check_writable(args.speakers)
+    files = find_recordings(args.files, where="enroll")
     model = model_of(args)
     # Before the work, because a file of another model is refused.
     if args.speakers.exists():
         model.load_speakers(args.speakers)
     change = "replaced" if args.name in model.speakers else "enrolled"
-    model.enroll(args.name, args.files, channels=args.channel)
+    model.enroll(args.name, files, channels=args.channel)
     # Only this speaker: another command may have changed the others meanwhile.
     model.save_speakers(args.speakers, add=args.name)
     model.load_speakers(args.speakers)
@@ -34,6 +36,6 @@ def main(arguments: Sequence[str]) -> None:
         args.speakers,
         change,
         args.name,
-        len(args.files),
+        len(files),
         len(model.speakers),
     )

@@ -1,5 +1,7 @@
 """`speakerlab enroll` and `identify`: from one process to another by the speakers' file."""
 
+import shutil
+
 from models_on_disk import CALIBRATION
 from refusals import refuses
 from voices import RATE, make_wave
@@ -27,8 +29,12 @@ def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     with refuses(str(team), "no such file", error=FileNotFoundError):
         identify.main([third, *model])
 
+    folder = tmp_path / "of ann"
+    folder.mkdir()
+    for path in (first, second):
+        shutil.copy(path, folder)
     with caplog.at_level("INFO"):
-        enroll.main(["ann", first, second, *model])
+        enroll.main(["ann", str(folder), *model])
         enroll.main(["bob smith", third, *model])
         enroll.main(["ann", first, *model])
     assert caplog.messages[-3:] == [

@@ -684,5 +684,14 @@ def test_every_training_is_checked_before_the_first_stage(script):
         assert check < text.index("if stage 0")
 
 
+@every_script
+def test_help_begins_with_what_the_recipe_is_for(script):
+    text = (ROOT / "egs" / script).read_text()
+    second_line = text.splitlines()[1]
+    first_line, *lines = run(script, "--help").stdout.splitlines()
+    assert first_line == second_line.removeprefix("# ")
+    assert any(line.startswith("  bash egs/") for line in lines[:4])
+
+
 def test_default_values_are_accepted():
     assert dry_run("mini", "--features", "wave", "--task", "sv")
