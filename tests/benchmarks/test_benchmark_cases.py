@@ -67,7 +67,7 @@ def rows_of(path: Path, case: str, *arguments: object) -> dict[str, dict]:
 @pytest.mark.parametrize(
     ("case", "toolkit"),
     [
-        ("data", "3D-Speaker"),
+        pytest.param("data", "3D-Speaker", marks=pytest.mark.slow),
         pytest.param("scoring", "WeSpeaker", marks=pytest.mark.slow),
         pytest.param("frontend", "SpeechBrain", marks=pytest.mark.slow),
     ],

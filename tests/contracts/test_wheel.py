@@ -75,11 +75,13 @@ def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
             "micro-batch 32 x 1 ranks",
         ),
         ("plan --model campplus --recipe mini --gpu-mem 11", 1, "--recipe: mini: "),
-        (
+        # The file was found.
+        pytest.param(
             "train --config eres2net --exp e --set a=1",
             1,
             "--set a=1: ",
-        ),  # the file was found
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_its_command_works_in_another_folder(

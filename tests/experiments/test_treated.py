@@ -25,6 +25,7 @@ def cosine_eer(trials, enrol_by_id, test_by_id):
     return eer(cosine_N, trials.is_target_N)
 
 
+@pytest.mark.slow
 def test_a_treatment_is_a_condition_of_the_test_side(
     tmp_path, monkeypatch, capsys, caplog
 ):
