@@ -28,8 +28,8 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield an empty file to fill; it replaces `path` on success and is removed on an error.
 
-    Like a file that is opened for writing, it keeps the mode of the file that it replaces, and a
-    link keeps its target's place; the mode of a new file is that of the umask.
+    The mode of an existing file is kept; the umask decides the mode of a new one. If `path` is a
+    link, the file that it points to is replaced, and the link stays.
     """
     # Else a link would become a file, and readers of its target would get old content.
     if path.is_symlink():

@@ -23,7 +23,7 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 MARKS_OF_LINES = re.compile(rb"(?<=[\r\n])(\xef\xbb\xbf)+")  # of UTF-8
-# First bytes of files that are often given in place of a text file -> what is wrong, and the fix.
+# Users often give one of these files instead of a text file: first bytes -> problem and fix.
 NO_TEXTS = {
     b"version https://git-lfs": (
         "is a pointer of Git LFS, not the file itself; run `git lfs pull` in its"

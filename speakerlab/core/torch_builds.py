@@ -2,8 +2,8 @@
 
     python speakerlab/core/torch_builds.py [--torch cpu]
 
-prints the arguments of pip that install it, one per line, and tells the user on stderr what it
-chose and why. Only the standard library is used, because PyTorch is not installed yet.
+prints pip's arguments for this build, one per line, and a message on stderr about the choice. Only
+the standard library is used, because PyTorch is not installed yet.
 """
 
 import argparse

@@ -419,11 +419,14 @@ def test_pyav_is_asked_where_libsndfile_fails(
 
 
 def test_pyav_reads_many_channels(put, tmp_path: Path):
-    wave_SC = np.stack([WAVE_S // (c + 1) for c in range(12)], axis=1)
-    soundfile.write(tmp_path / "whole.wav", wave_SC, RATE, subtype="PCM_16")
-    content = (tmp_path / "whole.wav").read_bytes()
-    position = content.index(b"data") + 4
-    path = put(with_field(content, position, bytes(4)))
+    channels = [WAVE_S // divisor for divisor in range(1, 13)]
+    wave_SC = np.stack(channels, axis=1)
+    whole = tmp_path / "whole.wav"
+    soundfile.write(whole, wave_SC, RATE, subtype="PCM_16")
+    content = whole.read_bytes()
+    # A size of 0 behind the name of the chunk: libsndfile reads nothing.
+    size_position = content.index(b"data") + 4
+    path = put(with_field(content, size_position, bytes(4)))
     assert audio.read_info(path).num_channels == 12
     with audio.stream(path, all_channels=True) as (_, blocks):
         assert np.array_equal(np.concatenate(list(blocks)), wave_SC)

@@ -84,11 +84,13 @@ def tone(*hertz: float) -> np.ndarray:
 
 def dialled_digits(*, pause: float) -> np.ndarray:
     """Two tones at a time, for a fifth of a second each, as of a telephone's keys."""
-    count = round(RATE / 5)
+    num_samples = round(RATE / 5)
     pause_S = np.zeros(round(pause * RATE), dtype=np.float32)
+    keys = ((697, 1209), (770, 1336), (852, 1477), (941, 1633))
     waves: list[np.ndarray] = []
-    for hertz in ((697, 1209), (770, 1336), (852, 1477), (941, 1633)) * 4:
-        waves += [tone(*hertz)[:count], pause_S]
+    for low, high in keys * 4:
+        key_S = tone(low, high)[:num_samples]
+        waves += [key_S, pause_S]
     return np.concatenate(waves)
 
 

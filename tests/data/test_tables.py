@@ -75,7 +75,7 @@ def test_speakers_that_look_alike_are_refused(tmp_path):
     faults = Faults()
     read_table(path, faults)
     assert faults
-    # Ids are not compared: the names of files are those that the file system has.
+    # Ids are not compared, because they come from file names, which nobody chose to spell so.
     path.write_text("a ann\na\u200b bob\n", encoding="utf-8")
     assert len(read_table(path)) == 2
 

@@ -100,21 +100,25 @@ def test_a_gpu_that_cannot_be_used_is_refused(machine, monkeypatch):
         start_ranks(timeout_minutes=1)
 
 
-def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch):
-    machine(1)
+def become_rank_3_of_4(
+    monkeypatch: pytest.MonkeyPatch, *, local_rank: int, local_size: int
+) -> list[torch.device]:
+    """Set the variables of a rank that joins nothing; return the devices that it will choose."""
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(
-        torch.distributed,
-        "init_process_group",
-        lambda *_, **__: None,
-    )
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
     for name in ("SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
+    return chosen
+
+
+def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch):
+    machine(1)
+    chosen = become_rank_3_of_4(monkeypatch, local_rank=3, local_size=4)
     # without Slurm, the ranks of a host share its GPUs
     with refuses("--nproc", "4 ranks", "1 GPU"):
         start_ranks(timeout_minutes=1)
@@ -135,19 +139,9 @@ def test_torchrun_in_each_task_of_slurm_uses_the_gpu_of_the_task(
 ):
     """srun --gpus-per-task=1 torchrun --nnodes=4 --nproc-per-node=1."""
     machine(1, visible)
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(
-        torch.distributed,
-        "init_process_group",
-        lambda *_, **__: None,
-    )
+    chosen = become_rank_3_of_4(monkeypatch, local_rank=0, local_size=1)
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert start_ranks(timeout_minutes=1).rank == 3
     assert chosen == [torch.device("cuda", 0)]
 
