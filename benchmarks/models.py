@@ -126,10 +126,15 @@ class Side:
     def loss(self, feats_BTF: Tensor, label_B: Tensor, precision: str) -> Tensor:
         """Return the additive-margin softmax of the cosines, in at least fp32."""
         emb_BD = self.embed(self.model, feats_BTF, precision)
-        emb_BD = emb_BD.to(torch.promote_types(emb_BD.dtype, torch.float32))
-        cos_BC = F.normalize(emb_BD) @ F.normalize(self.head_CD.to(emb_BD.dtype)).T
-        shift_BC = torch.zeros_like(cos_BC).scatter(1, label_B[:, None], MARGIN)
-        return F.cross_entropy(SCALE * (cos_BC - shift_BC), label_B)
+        wide_type = torch.promote_types(emb_BD.dtype, torch.float32)
+        emb_BD = F.normalize(emb_BD.to(wide_type))
+        rows_CD = F.normalize(self.head_CD.to(wide_type))
+        cos_BC = emb_BD @ rows_CD.T
+        # Only the cosine to the own class is made smaller.
+        label_B1 = label_B[:, None]
+        margin_BC = torch.zeros_like(cos_BC).scatter(1, label_B1, MARGIN)
+        logits_BC = SCALE * (cos_BC - margin_BC)
+        return F.cross_entropy(logits_BC, label_B)
 
     def prepare(self, work: str, precision: str) -> None:
         """Build what the work needs, and free what only the other kind needs."""

@@ -208,12 +208,14 @@ class Peer:
     def rates(self, path: str) -> dict[str, float]:
         """Return EER and minDCF of scores in a file, and the seconds that both took."""
         with np.load(path) as arrays:
-            scores_N, labels_N = arrays["scores"], arrays["is_target"].astype(int)
+            scores_N = arrays["scores"]
+            labels_N = arrays["is_target"].astype(int)
         start = time.perf_counter()
         fnr, fpr = self.metrics.compute_pmiss_pfa_rbst(scores_N, labels_N)
         min_dcf = float(self.metrics.compute_c_norm(fnr, fpr, 0.01))
-        eer = float(self.metrics.compute_eer(fnr, fpr, scores_N)[0])
-        return {"eer": eer, "min_dcf": min_dcf, "seconds": time.perf_counter() - start}
+        eer, *_ = self.metrics.compute_eer(fnr, fpr, scores_N)
+        seconds = time.perf_counter() - start
+        return {"eer": float(eer), "min_dcf": min_dcf, "seconds": seconds}
 
 
 def replace_modules(clock: Clock) -> None:

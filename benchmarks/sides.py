@@ -343,10 +343,13 @@ def report(name: str, turns: Turns, *, unit: str = "utt/s", **fields: Any) -> An
     """Print and return the `Row` of some turns: medians, and quartiles of the turns' ratios."""
     from rows import Row
 
-    ours, *peer = (statistics.median(values) for values in zip(*turns))
-    if peer:
-        low, _, high = statistics.quantiles([mine / its for mine, its in turns], n=4)
-        fields |= {"peer": peer[0], "ratio": ours / peer[0], "quartiles": (low, high)}
+    rates_of_sides = list(zip(*turns))
+    ours = statistics.median(rates_of_sides[0])
+    if len(rates_of_sides) == 2:
+        peer = statistics.median(rates_of_sides[1])
+        ratios = [our_rate / peer_rate for our_rate, peer_rate in turns]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        fields |= {"peer": peer, "ratio": ours / peer, "quartiles": (low, high)}
     row = Row(name=name, ours=ours, unit=unit, **fields)
     say(row.line())
     return row

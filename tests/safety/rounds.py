@@ -19,8 +19,6 @@ from processes import crew_of, processes_of
 from tiny import checkpoints, rows
 from world import Run, World
 
-from speakerlab.bin.train import NOTE_SECONDS
-
 CODES = {0, 1, 4, 5, 6, 129, 130, 135, 137, 138, 143}  # docs/troubleshooting.md
 MOST_FAULTS = 14  # of a round
 PAUSE = (0.3, 8.0)  # seconds between two faults
@@ -144,11 +142,6 @@ class Round:
         """
         kills: list[Struck] = []
         kill_at = 0.0
-        notice_seconds = NOTICE_SECONDS
-        # After running out of memory, a host waits so long for rank 0's note, which the file server
-        # may hide. If rank 0 was killed before it wrote one, the wait is in vain.
-        if self.harm.startswith("full") and len(runs) > 1:
-            notice_seconds += NOTE_SECONDS
         num_retries = 0
         watch = Watch(self.last_step())
         next_at = time.monotonic() + self.draw.uniform(*PAUSE)
@@ -164,10 +157,10 @@ class Round:
             elif kills and self.is_disturbed:
                 kill_at = now
             elif kills:
-                is_late = now - kill_at > notice_seconds and not waits
+                is_late = now - kill_at > NOTICE_SECONDS and not waits
                 check(
                     not is_late,
-                    f"{kills[0].text}: unnoticed for {notice_seconds:.0f} s",
+                    f"{kills[0].text}: unnoticed for {NOTICE_SECONDS:.0f} s",
                 )
             elif now >= next_at and self.num_faults < MOST_FAULTS:
                 next_at = now + self.draw.uniform(*PAUSE)
@@ -183,9 +176,13 @@ class Round:
         return kills
 
     def is_joined(self, runs: Sequence[Run]) -> bool:
-        """Return whether ranks run that have found each other; rank 0 says so."""
-        said = re.search(r"(training|resuming) from step", runs[0].text)
-        return said is not None and bool(crew_of(self.exp).ranks)
+        """Return whether ranks run that have found each other; rank 0 says so.
+
+        A host that ran out of memory waits for the others again: they must join once more.
+        """
+        num_joins = len(re.findall(r"(?:training|resuming) from step", runs[0].text))
+        num_retries = max(retries_of([run]) for run in runs)
+        return num_joins > num_retries and bool(crew_of(self.exp).ranks)
 
     def interrupt_waiting(self, runs: Sequence[Run]) -> None:
         """Press Ctrl-C on a host that waits, or not: then the other joins it, unless it retries."""
