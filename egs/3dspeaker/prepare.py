@@ -28,6 +28,7 @@ from egs.common.corpus.prepare import (
     walk,
     write_set,
 )
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 from speakerlab.data.tables import read_table
@@ -179,8 +180,8 @@ def check_files(
         )
     if extra := sorted(set(paths) - listed):
         print(
-            f"{split}: ignoring {len(extra)} unlisted recordings, for example"
-            f" {extra[0]}"
+            f"{split}: ignoring {count_of(len(extra), 'unlisted recording')}, for"
+            f" example {extra[0]}"
         )
 
 
@@ -243,7 +244,8 @@ def prepare(
         shutil.copyfile(info, data / split / "utt2info.csv")
         unknown = len(wavs.keys() - columns.get("utt2dialect", {}).keys())
         print(
-            f"{data / split}: {num_left_out} utterances of {LEFT_OUT} left out"
+            f"{data / split}: {count_of(num_left_out, 'utterance')} of {LEFT_OUT} left"
+            " out"
             + (f", {unknown} others are missing in {info.name}" if unknown else "")
         )
     write_published_choice(data, noise=noise, rirs=rirs)  # [P]:68,70

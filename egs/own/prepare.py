@@ -32,6 +32,7 @@ from egs.common.corpus.prepare import (
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from egs.own.unfit import Facts, examine_all, find_unfit
 from speakerlab.core.atomic import replacing
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.data import audio, convert
 from speakerlab.data.arrays import stable_hash
@@ -245,8 +246,8 @@ def take_channels(
         repaired.append(name)
     if repaired:
         print(
-            f"{folder}: {len(repaired)} recordings whose first channel is silent, such as"
-            f" {repaired[0]}: the next channel is used"
+            f"{folder}: {count_of(len(repaired), 'recording')} whose first channel is"
+            f" silent, such as {repaired[0]}: the next channel is used"
         )
 
 
@@ -269,14 +270,14 @@ def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:
     where = one_line(corpus)
     if differing:
         print(
-            f"{where}: {len(differing)} recordings have channels that differ, such as"
-            f" {differing[0]}: only one of them is used"
+            f"{where}: {count_of(len(differing), 'recording')} with channels that"
+            f" differ, such as {differing[0]}: only one of them is used"
         )
     if doubts:
         first = next(iter(doubts))
         print(
-            f"{where}: {len(doubts)} recordings may be no speech, such as {first}:"
-            f" {doubts[first]}"
+            f"{where}: {count_of(len(doubts), 'recording')} may be no speech, such as"
+            f" {first}: {doubts[first]}"
         )
 
 
@@ -292,7 +293,8 @@ def report_converted(
             endings[ending] += 1
     if endings:
         kinds = [f"{count} {ending}" for ending, count in endings.most_common()]
-        text = f"{endings.total()} recordings converted to 16 kHz, one channel"
+        number = count_of(endings.total(), "recording")
+        text = f"{number} converted to 16 kHz, one channel"
         print(f"{folder}: {text}: {', '.join(kinds)}")
 
 

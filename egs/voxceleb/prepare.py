@@ -26,6 +26,7 @@ from egs.common.corpus.noises import write_published_choice
 from egs.common.corpus.official import compare, read_official
 from egs.common.corpus.prepare import LeftOut, make_parser, run, write_set
 from egs.voxceleb.layout import Part, find_parts
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 from speakerlab.data.tables import Trial
@@ -157,8 +158,9 @@ def check_folders(parts: Mapping[str, Part], faults: Faults) -> None:
         if part.empty:
             faults.add(
                 "incomplete parts",
-                f"{part.empty[0].parent}: {len(part.empty)} speakers have no"
-                f" recordings, for example {part.empty[0].name}; unpack"
+                f"{part.empty[0].parent}: no recordings of"
+                f" {count_of(len(part.empty), 'speaker')}, for example"
+                f" {part.empty[0].name}; unpack"
                 f" {ARCHIVES[name][1]} again",
             )
 

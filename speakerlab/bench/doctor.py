@@ -26,6 +26,7 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core import process
+from speakerlab.core.counting import count_of
 from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
@@ -158,8 +159,9 @@ def processors(plan: Plan) -> Iterator[Line]:
     # Two processes per CPU are normal: workers wait for the disk, ranks for the GPU.
     num_processes = ranks * (1 + plan.workers)
     yield graded(
-        f"CPUs: {cpus} available (affinity, cgroup quota) for {ranks} ranks with"
-        f" {plan.workers} data workers each",
+        f"CPUs: {cpus} available (affinity, cgroup quota) for"
+        f" {count_of(ranks, 'rank')} with"
+        f" {count_of(plan.workers, 'data worker')} each",
         warn=num_processes > 2 * cpus or ranks > cpus,
         fix="use more CPUs, or lower --nproc or runtime.num_workers",
     )
@@ -323,7 +325,7 @@ def check_devices(plan: Plan) -> Iterator[Line]:
     """Check the driver, each GPU, and a sum over ranks on the GPUs, or else on the CPU."""
     count = torch.cuda.device_count()
     if torch.version.hip:
-        yield Line("ok", f"ROCm: {torch.version.hip}, {count} GPUs")
+        yield Line("ok", f"ROCm: {torch.version.hip}, {count_of(count, 'GPU')}")
     else:
         line = driver(count, provenance.driver())
         yield line
@@ -419,9 +421,9 @@ def connection(
 ) -> Line:
     """Start ranks as in training; check that they run `module` within a time limit."""
     on_gpus = torch.cuda.is_available()
-    name = f"gloo between {num_ranks} ranks"
+    name = f"gloo between {count_of(num_ranks, 'rank')}"
     if on_gpus:
-        name = f"NCCL between {num_ranks} GPUs"
+        name = f"NCCL between {count_of(num_ranks, 'GPU')}"
     launch = ["-m", "speakerlab", "launch", "--standalone"]
     launch += ["--nproc-per-node", str(num_ranks)]
     process.run_own_package()

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from speakerlab.bench.stopwatch import seconds_of
 from speakerlab.bench.training import open_training
 from speakerlab.config.schema import Config
+from speakerlab.core.counting import count_of
 from speakerlab.experiments.hardware import start_rank
 from speakerlab.experiments.train import Training
 from speakerlab.training.checkpoint import was_begun
@@ -88,7 +89,8 @@ def _profile(
     name = training.config.model.name
     precision = trainer.task.precision.name
     lines = [
-        f"{name} on {device}, {precision}, {trainer.plan}; {num_steps} steps",
+        f"{name} on {device}, {precision}, {trainer.plan};"
+        f" {count_of(num_steps, 'step')}",
     ]
     lines += region_lines(regions)
     lines.append("")

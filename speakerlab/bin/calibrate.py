@@ -24,12 +24,15 @@ from speakerlab.core.atomic import alone, check_writable, replacing_folder, writ
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
-from speakerlab.diarization.regions import read_rttm, read_uem
+from speakerlab.diarization.regions import Region, Turn, read_rttm, read_uem
 
 log = logging.getLogger(__name__)
 # In the model folder: the inputs of its clustering, and of its calibration.
 RECORD = ".tuning"
 CALIBRATION_RECORD = ".calibration"
+# Also there: held while one of them is learned, so that it and its record are of one command.
+TUNING_LOCK = ".tuning.lock"
+CALIBRATION_LOCK = ".calibration.lock"
 COPY_LOCK = ".copy.lock"  # in the experiment of --out
 
 
@@ -88,6 +91,15 @@ def learn_calibration(args: Namespace) -> None:
         raise FileNotFoundError(
             f"{missing}: does not exist; calibration needs speaker labels"
         )
+    folder = open_model(args.model, args.out, CALIBRATION, force=args.force)
+    with alone(folder / CALIBRATION_LOCK):
+        # Another command may have stored a calibration since.
+        open_model(args.model, args.out, CALIBRATION, force=args.force)
+        store_calibration(args, folder)
+
+
+def store_calibration(args: Namespace, folder: Path) -> None:
+    """Learn a calibration and write it into the model folder, which is locked."""
     import torch  # only after the options are checked
 
     from speakerlab.checkpoints.published import load_published
@@ -97,7 +109,6 @@ def learn_calibration(args: Namespace) -> None:
     from speakerlab.inference.workers import share_threads
     from speakerlab.training.devices import count_gpus
 
-    folder = open_model(args.model, args.out, CALIBRATION, force=args.force)
     published = load_published(folder)
     sample_rate = published.embedder.sample_rate
     manifest = read_manifest([args.data], sample_rate=sample_rate)
@@ -129,6 +140,8 @@ def learn_calibration(args: Namespace) -> None:
 
     learned = validation.calibrate(emb_ND, source=args.data.name, fars=args.far)
     stored = published.folder / CALIBRATION
+    # Without a record, if this command ends before the new one.
+    done.forget(record)
     write_json(stored, asdict(learned))
     done.record(record, inputs)
     sys.stdout.write(
@@ -151,7 +164,28 @@ def learn_tuning(args: Namespace) -> None:
     paths = read_table(args.data / "wav.scp")
 
     folder = open_model(args.model, args.out, TUNING, force=args.force)
-    inputs = tuning_inputs(folder, args.data, paths)
+    with alone(folder / TUNING_LOCK):
+        # Another command may have stored a clustering since.
+        open_model(args.model, args.out, TUNING, force=args.force)
+        store_tuning(
+            folder,
+            data=args.data,
+            paths=paths,
+            reference=reference,
+            regions=regions,
+        )
+
+
+def store_tuning(
+    folder: Path,
+    *,
+    data: Path,
+    paths: Mapping[str, str],
+    reference: Mapping[str, Sequence[Turn]],
+    regions: Mapping[str, Sequence[Region]] | None,
+) -> None:
+    """Learn a clustering and write it into the model folder, which is locked."""
+    inputs = tuning_inputs(folder, data, paths)
     stored = folder / TUNING
     # The stored clustering is part of the record: another command may have replaced it.
     with_tuning = {**inputs, "tuning": done.file_digest(stored)}
@@ -167,7 +201,7 @@ def learn_tuning(args: Namespace) -> None:
         paths,
         reference,
         regions=regions,
-        source=args.data.name,
+        source=data.name,
         progress=True,
     )
     done.forget(folder / RECORD)
@@ -238,7 +272,9 @@ def copy_model(source: Path, exp_dir: Path) -> None:
             if not target.exists():
                 with replacing_folder(target) as fresh:
                     # The record is of the calibration that the copy will not have.
-                    others = shutil.ignore_patterns(CALIBRATION_RECORD)
+                    others = shutil.ignore_patterns(
+                        CALIBRATION_RECORD, CALIBRATION_LOCK, TUNING_LOCK
+                    )
                     shutil.copytree(source, fresh, dirs_exist_ok=True, ignore=others)
                 shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
     # Keep the copy of an earlier call, with its calibration or clustering.

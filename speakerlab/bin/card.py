@@ -1,10 +1,15 @@
 """Print the card of a model: licence, training data, front end, results."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.hub import local
+
+WIDTH = 100  # columns of a line
+LABEL_WIDTH = 15
+GAP = "  "  # between columns, as in tables
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,5 +24,19 @@ def main(arguments: Sequence[str]) -> None:
         # Print the label only before its first line.
         label = name
         for line in lines:
-            sys.stdout.write(f"{label:15}  {line}\n")
-            label = ""
+            for part in wrap(line):
+                sys.stdout.write(f"{label:{LABEL_WIDTH}}{GAP}{part}\n")
+                label = ""
+
+
+def wrap(line: str) -> list[str]:
+    """Return a line of text as lines that fit; a line of a table stays as it is."""
+    if GAP in line:
+        return [line]
+    return textwrap.wrap(
+        line,
+        WIDTH - LABEL_WIDTH - len(GAP),
+        subsequent_indent=GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -13,6 +13,7 @@ from speakerlab.checkpoints import model_files
 from speakerlab.checkpoints.model_files import find_model, read_card
 from speakerlab.core import done
 from speakerlab.core.atomic import locked, write_text
+from speakerlab.core.counting import count_of
 from speakerlab.data.tables import read_table
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import model_inputs, read_embedded, set_inputs
@@ -160,7 +161,7 @@ def classify(
     drawn = "utterances"
     if group_N is not None:
         num_speakers = int(group_N.max()) + 1
-        drawn = f"{num_speakers} speakers"
+        drawn = count_of(num_speakers, "speaker")
     return result_row(
         confusion(true_N, decided_N, len(classes)),
         classes,
@@ -217,9 +218,9 @@ def true_classes(path: Path, ids: Sequence[str], classes: Sequence[str]) -> np.n
     if wrong_ids:
         first = wrong_ids[0]
         raise ValueError(
-            f"{path}: {len(wrong_ids)} utterances have none of the model's {len(classes)}"
-            f" classes, as {first}: {class_of.get(first, 'missing')}; correct"
-            " them, or train with them"
+            f"{path}: {count_of(len(wrong_ids), 'utterance')} with none of the model's"
+            f" {count_of(len(classes), 'class')}, as {first}:"
+            f" {class_of.get(first, 'missing')}; correct them, or train with them"
         )
     return np.array(numbers)
 

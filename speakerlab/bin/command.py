@@ -1,7 +1,9 @@
 """Parts of all commands: common options, log lines, one-line errors, exit codes."""
 
 import argparse
+import codecs
 import io
+import json
 import logging
 import math
 import os
@@ -9,7 +11,9 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -183,14 +187,22 @@ class Parser(argparse.ArgumentParser):
         )
         self.add("--precision", text, choices=("fp32", "bf16", "auto"), default="fp32")
 
-    def add_channel(self, each: str = "") -> None:
-        """Add `--channel`; each: what `--channel each` does, for commands that have it."""
+    def add_channel(self, each: str = "", *, takes_two: bool = False) -> None:
+        """Add `--channel`; each: what `--channel each` does, for commands that have it.
+
+        takes_two: the command has two recordings, and takes a channel for each of them.
+        """
         text = "channel to use: its number (default 1), or mix, the mean of all"
         metavar = "N|mix"
         if each:
             text += f", or each, {each}"
             metavar += "|each"
-        self.add(f"--channel {metavar}", text, value_type=_channel(metavar))
+        read = _channel(metavar)
+        if takes_two:
+            text += ", or two, as 1,2: of the first recording and of the second"
+            metavar += "|N,N"
+            read = _channel_or_two
+        self.add(f"--channel {metavar}", text, value_type=read)
 
     def add_speakers(self) -> None:
         self.add("--speakers FILE", "file of the enrolled speakers", default=SPEAKERS)
@@ -263,6 +275,15 @@ def _channel(metavar: str) -> Callable[[str], int | str]:
     return read
 
 
+def _channel_or_two(text: str) -> int | str | tuple[int | str, int | str]:
+    """Read a channel for two recordings, or one for each, with a comma between."""
+    read = _channel("N|mix")
+    first, comma, second = text.partition(",")
+    if not comma:
+        return read(text)
+    return read(first), read(second)
+
+
 def _job(text: str) -> tuple[int, int]:
     """Read the value I/N of --job; both count from 1."""
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
@@ -303,6 +324,45 @@ def model_of(args: argparse.Namespace) -> "SpeakerModel":
     from speakerlab.inference.speaker_model import load_model
 
     return load_model(args.model, device=args.device, precision=args.precision)
+
+
+class _WarningList(logging.Handler):
+    """Texts of the warnings that one thread logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self.thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self.thread:
+            self.texts.append(record.getMessage())
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Yield a list that gets the text of each warning that this thread logs within the block.
+
+    The warnings are printed, too.
+    """
+    handler = _WarningList()
+    logger = logging.getLogger("speakerlab")
+    logger.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        logger.removeHandler(handler)
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """Return an object as one line of JSON, with names of all scripts as they are.
+
+    Only an output that is not UTF-8 needs escapes.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    is_utf8 = codecs.lookup(encoding).name == "utf-8"
+    text = json.dumps(fields, ensure_ascii=not is_utf8)
+    return f"{text}\n"
 
 
 def plain_text(error: Exception) -> str:

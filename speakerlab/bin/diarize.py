@@ -14,6 +14,7 @@ from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
 from speakerlab.bin.embed import name_files
 from speakerlab.core import done, process
 from speakerlab.core.atomic import check_writable, locked, write_json, write_text
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import read_json
 from speakerlab.core.registry import PLUGINS_VARIABLE
 from speakerlab.data.listing import shorten
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str]) -> None:
     else:
         num_failed = diarize_into(args.out, sources, args, model, overlap)
     if num_failed:
-        log.error("%d of %d recordings could not be diarized", num_failed, len(names))
+        total = count_of(len(names), "recording")
+        log.error("%d of %s could not be diarized", num_failed, total)
         process.leave(process.EXIT_INPUT)
 
 
@@ -127,11 +129,10 @@ def diarize_into(
 def log_kept(out: Path, num_kept: int, total: int) -> None:
     """Log the number of recordings that are not diarized again."""
     log.info(
-        "%s: %d of %d recordings are diarized already with these inputs, kept (--force"
-        " diarizes again)",
+        "%s: %d of %s diarized already with these inputs, kept (--force diarizes again)",
         out,
         num_kept,
-        total,
+        count_of(total, "recording"),
     )
 
 
@@ -282,8 +283,9 @@ def report(
     }
     # Write the JSON last: if it matches the inputs and the RTTM file, all files are complete.
     write_json(source.place(args.out, ".json"), {**result.to_dict(), **facts})
-    num_speakers = len(result.speakers)
-    log.info("%s: %d speakers in %d segments", name, num_speakers, len(result))
+    speakers = count_of(len(result.speakers), "speaker")
+    segments = count_of(len(result), "segment")
+    log.info("%s: %s in %s", name, speakers, segments)
 
 
 def write_page(

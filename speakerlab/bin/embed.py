@@ -16,6 +16,7 @@ from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import open_text
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
@@ -79,9 +80,9 @@ def main(arguments: Sequence[str]) -> None:
         write = WRITERS[args.format]
         written = write(args.out, table)
         log.info(
-            "%s: %d embeddings of %d dimensions",
+            "%s: %s of %d dimensions",
             written,
-            len(embedded_ids),
+            count_of(len(embedded_ids), "embedding"),
             model.embed_dim,
         )
     max_rejected = args.allow_rejected * len(ids)
@@ -240,8 +241,8 @@ def find_recordings(given: Sequence[Path], *, where: Path | str) -> list[Path]:
             recordings.append(path)
     if attributes:
         log.info(
-            "skipped %d files that macOS leaves beside recordings, as %s",
-            len(attributes),
+            "skipped %s of macOS beside recordings, as %s",
+            count_of(len(attributes), "file"),
             one_line(attributes[0]),
         )
     if not recordings:
@@ -261,8 +262,8 @@ def recordings_of(folder: Path) -> list[Path]:
         fix = "give a folder with wav, flac, mp3 or other audio files"
         raise ValueError(f"{where}: {content}; {fix}")
     if skipped:
-        num_recordings = len(listing.recordings)
-        log.info("%s: %d recordings; skipped %s", where, num_recordings, skipped)
+        number = count_of(len(listing.recordings), "recording")
+        log.info("%s: %s; skipped %s", where, number, skipped)
     return listing.recordings
 
 

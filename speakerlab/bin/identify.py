@@ -1,6 +1,5 @@
 """Identify the enrolled speaker of recordings, or report that it is none of them."""
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -8,7 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.bin.command import model_of, parser, plain_text
+from speakerlab.bin.command import (
+    collect_warnings,
+    json_line,
+    model_of,
+    parser,
+    plain_text,
+)
 from speakerlab.bin.embed import find_recordings
 from speakerlab.core import process
 from speakerlab.data.tables import one_line
@@ -38,13 +43,14 @@ def main(arguments: Sequence[str]) -> None:
     num_failed = 0
     for file in files:
         try:
-            result = model.identify(file, far=args.far, channels=args.channel)
+            with collect_warnings() as warnings:
+                result = model.identify(file, far=args.far, channels=args.channel)
         except (ValueError, OSError) as error:
             num_failed += 1
             sys.stderr.write(f"{one_line(plain_text(error))}\n")
             continue
         if args.json:
-            sys.stdout.write(to_json(result, file, top=args.top))
+            sys.stdout.write(to_json(result, file, top=args.top, warnings=warnings))
         elif len(files) > 1:
             sys.stdout.write(f"{one_line(file)}: {to_line(result)}\n")
         else:
@@ -92,7 +98,13 @@ def to_line(result: Identification) -> str:
     return f"{best} ({facts})"
 
 
-def to_json(result: Identification, file: Path, *, top: int) -> str:
+def to_json(
+    result: Identification,
+    file: Path,
+    *,
+    top: int,
+    warnings: Sequence[str],
+) -> str:
     """Return one line with the decision about a recording."""
     _, score = result.ranking[0]
     fields = {
@@ -103,5 +115,6 @@ def to_json(result: Identification, file: Path, *, top: int) -> str:
         "threshold": result.threshold,
         "speech_seconds": round(result.speech_seconds or 0.0, 3),
         "ranking": dict(result.ranking[:top]),
+        "warnings": list(warnings),
     }
-    return f"{json.dumps(fields)}\n"
+    return json_line(fields)

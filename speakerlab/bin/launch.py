@@ -9,6 +9,7 @@ only the first signal to the ranks.
 """
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -258,14 +259,21 @@ def _run_torchrun(arguments: Sequence[str]) -> End:
     except SignalException as error:
         return End(process.EXIT_SIGNAL + error.sigval, stopped(error.sigval))
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        text = " ".join(str(error).split())
-        text = text[:200]
-        line = (
-            f"{socket.gethostname()}: other hosts lost or not found: {text}; see their"
-            f" output, and check that HOST:PORT of --rdzv is open; {RESUME}"
-        )
-        return End(process.EXIT_LOST, line)
+        return End(process.EXIT_LOST, lost_hosts(error))
     return End(0, "")
+
+
+def lost_hosts(error: Exception) -> str:
+    """Return one line about other hosts that this one has lost, or has not found."""
+    reason = " ".join(str(error).split())
+    # Errors of time limits have no text, so their class is the reason.
+    if not reason:
+        name = type(error).__name__
+        reason = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    return (
+        f"{socket.gethostname()}: other hosts lost or not found: {reason[:200]}; see"
+        f" their output, and check that HOST:PORT of --rdzv is open; {RESUME}"
+    )
 
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> int:

@@ -13,6 +13,7 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import read_settings
 from speakerlab.core.atomic import check_writable
+from speakerlab.core.counting import count_of
 from speakerlab.core.process import available_cpus
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import relabel_data_dir
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     if args.speakers > max_speakers:
         raise ValueError(
             f"--speakers: {args.speakers} requested, but {args.data} has"
-            f" {len(manifest)} utterances, enough for {max_speakers} of"
+            f" {count_of(len(manifest), 'utterance')}, enough for {max_speakers} of"
             f" {args.min_utterances}; lower it, or --min-utterances"
         )
 
@@ -90,8 +91,9 @@ def describe(size_K: np.ndarray, args: Namespace) -> list[str]:
     kept_K = size_K[size_K >= min_utterances]
     if len(kept_K) < 2:
         raise ValueError(
-            f"--min-utterances: {len(kept_K)} of {len(size_K)} clusters have"
-            f" {min_utterances} utterances, training needs two; lower it, or --speakers"
+            f"--min-utterances: {len(kept_K)} of {count_of(len(size_K), 'cluster')}"
+            f" with {count_of(min_utterances, 'utterance')}, training needs two;"
+            " lower it, or --speakers"
         )
     quartiles = [25, 50, 75]
     low, median, high = np.percentile(kept_K, quartiles)
@@ -99,9 +101,11 @@ def describe(size_K: np.ndarray, args: Namespace) -> list[str]:
     num_dropped_utterances = size_K.sum() - kept_K.sum()
     return [
         (
-            f"{args.out}: {len(kept_K)} clusters, {kept_K.sum()} utterances; dropped:"
-            f" {num_dropped_clusters} clusters of fewer than {min_utterances}"
-            f" utterances, {num_dropped_utterances} utterances"
+            f"{args.out}: {count_of(len(kept_K), 'cluster')},"
+            f" {count_of(kept_K.sum(), 'utterance')}; dropped:"
+            f" {count_of(num_dropped_clusters, 'cluster')} of fewer than"
+            f" {count_of(min_utterances, 'utterance')},"
+            f" {count_of(num_dropped_utterances, 'utterance')}"
         ),
         (
             f"sizes: {kept_K.min()} to {kept_K.max()}, quartiles {low:g}, {median:g},"

@@ -1,6 +1,5 @@
 """Compare two recordings, or the recordings of every trial in a list."""
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.bin.command import model_of, parser
+from speakerlab.bin.command import collect_warnings, json_line, model_of, parser
 from speakerlab.bin.embed import as_path
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import open_text
 from speakerlab.data.convert import read_wave
 from speakerlab.data.tables import COLUMNS, read_table
@@ -28,10 +28,11 @@ def main(arguments: Sequence[str]) -> None:
         verify_trials(args, model)
         return
     first, second = args.files
-    result = model.verify(first, second, far=args.far, channels=args.channel)
+    with collect_warnings() as warnings:
+        result = model.verify(first, second, far=args.far, channels=args.channel)
     result = decide(result, args.threshold)
     if args.json:
-        sys.stdout.write(to_json(result, str(first), str(second)))
+        sys.stdout.write(to_json(result, str(first), str(second), warnings))
     else:
         sys.stdout.write(result_text(result, args))
 
@@ -51,7 +52,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--wav-scp FILE", "paths of the ids in the trial list (default: ids are paths)"
     )
-    options.add_channel()
+    options.add_channel(takes_two=True)
     options.add_json("pair")
     options.add_model_options()
     args = options.parse_args(arguments)
@@ -59,8 +60,14 @@ def parse(arguments: Sequence[str]) -> Namespace:
     if num_files != (0 if args.trials else 2):
         and_trials = " and --trials" if args.trials else ""
         raise ValueError(
-            f"verify: {num_files} recordings{and_trials} given; give either two"
-            " recordings or --trials FILE"
+            f"verify: {count_of(num_files, 'recording')}{and_trials} given; give either"
+            " two recordings or --trials FILE"
+        )
+    if args.trials is not None and isinstance(args.channel, tuple):
+        first, second = args.channel
+        raise ValueError(
+            f"--channel: {first},{second} is for two recordings; give one channel with"
+            " --trials"
         )
     if args.threshold is not None and args.threshold > 1:
         raise ValueError(
@@ -88,13 +95,21 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
         return
 
     seconds_of: dict[Path, float] = {}
+    warnings_of: dict[Path, list[str]] = {}
 
     # The speech is measured where the recording is read, in a thread beside the embedding.
     def read(path: Path) -> np.ndarray:
-        wave_S = read_wave(path, sample_rate=model.sample_rate, channels=args.channel)
-        seconds_of[path] = warn_of_little_speech(
-            wave_S, sample_rate=model.sample_rate, where=str(path)
-        )
+        with collect_warnings() as warnings_of[path]:
+            wave_S = read_wave(
+                path,
+                sample_rate=model.sample_rate,
+                channels=args.channel,
+            )
+            seconds_of[path] = warn_of_little_speech(
+                wave_S,
+                sample_rate=model.sample_rate,
+                where=str(path),
+            )
         return wave_S
 
     sources = [partial(read, path) for path in paths]
@@ -104,10 +119,12 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
         names = (trials.enrol_ids[enrol], trials.test_ids[test])
         first, second = (row_of[name] for name in names)
         result = model.compare(emb_ND[first], emb_ND[second], far=args.far)
-        seconds = (seconds_of[paths[first]], seconds_of[paths[second]])
+        pair = (paths[first], paths[second])
+        seconds = (seconds_of[pair[0]], seconds_of[pair[1]])
         result = decide(result.with_speech(seconds), args.threshold)
         if args.json:
-            sys.stdout.write(to_json(result, *names))
+            warnings = [text for path in pair for text in warnings_of[path]]
+            sys.stdout.write(to_json(result, *names, warnings))
         else:
             decision = "none"
             if result.is_same is not None:
@@ -137,7 +154,12 @@ def decide(result: Verification, threshold: float | None) -> Verification:
     return replace(result, threshold=threshold, is_same=is_same)
 
 
-def to_json(result: Verification, first: str, second: str) -> str:
+def to_json(
+    result: Verification,
+    first: str,
+    second: str,
+    warnings: Sequence[str],
+) -> str:
     """Return one line with a comparison of two recordings, given by path or id."""
     seconds = result.speech_seconds or ()
     fields = {
@@ -148,8 +170,10 @@ def to_json(result: Verification, first: str, second: str) -> str:
         "threshold": result.threshold,
         "same": result.is_same,
         "speech_seconds": [round(second, 3) for second in seconds],
+        # Once, if both recordings are the same.
+        "warnings": list(dict.fromkeys(warnings)),
     }
-    return f"{json.dumps(fields)}\n"
+    return json_line(fields)
 
 
 def result_text(result: Verification, args: Namespace) -> str:

@@ -80,24 +80,22 @@ def near_miss(name: str) -> str:
 
 
 def table() -> str:
-    """Return the list of published models, one per line, with their data and licences."""
-    rows = [("name", "training data", "licence", "other name")]
+    """Return the list of published models, by training data and licence.
+
+    A line has the name of a model and its full name, which also works.
+    """
+    groups: dict[tuple[str, str], list[HubModel]] = {}
     for model in MODELS.values():
-        row = (
-            f"{PREFIX}{model.short_name}",
-            model.training_data,
-            model.licence,
-            f"{PREFIX}{model.name}",
-        )
-        rows.append(row)
-    widths: list[int] = []
-    for column in zip(*rows):
-        widths.append(max(map(len, column)))
-    lines: list[str] = []
-    for row in rows:
-        cells = map(str.ljust, row, widths)
-        line = "  ".join(cells).rstrip()
-        lines.append(line)
+        group = (model.training_data, model.licence)
+        groups.setdefault(group, []).append(model)
+    width = max(len(model.short_name) for model in MODELS.values())
+    name_column = "name".ljust(width + len(PREFIX))
+    lines = ["training data; licence", f"  {name_column}  full name"]
+    for (training_data, licence), models in groups.items():
+        lines += ["", f"{training_data}; {licence}"]
+        for model in models:
+            short_name = model.short_name.ljust(width)
+            lines.append(f"  {PREFIX}{short_name}  {PREFIX}{model.name}")
     note = (
         "not stated: the publisher's repository states none for its models; see the"
         f" page of the model,\n{MODELSCOPE}models/iic/..., before you use or share it"

@@ -40,7 +40,7 @@ def note_error(
         where = where_from(origin, (*place, *keys))
         if items[0]["type"] == "extra_forbidden":
             paths = list(_paths(schema))
-            hint = _hint(keys, paths, anywhere=not place)
+            hint = _hint(keys, paths, place)
             faults.add("unknown keys", f"{where}: unknown key{hint}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
@@ -55,12 +55,12 @@ def note_error(
 def _hint(
     keys: Keys,
     paths: Sequence[Keys],
-    *,
-    anywhere: bool,
+    place: Keys,
 ) -> str:
-    """Return a hint at the key that is most similar to an unknown key.
+    """Return a hint at the key that is most similar to an unknown key, with its sections.
 
-    anywhere: prefer a key of the same name in another section, if there is exactly one.
+    keys, paths: below `place`. In the whole configuration, a key of the same name in another
+    section is preferred, if there is exactly one.
     """
     *section, name = keys
     elsewhere: list[Keys] = []
@@ -71,9 +71,10 @@ def _hint(
             elsewhere.append(path)
         if section_of_path == section:
             siblings.append(name_of_path)
-    if anywhere and len(elsewhere) == 1:
+    if not place and len(elsewhere) == 1:
         return f"; did you mean {'.'.join(elsewhere[0])}?"
-    return nearest(name, siblings)
+    sections = [f"{part}." for part in (*place, *section)]
+    return nearest(name, siblings, prefix="".join(sections))
 
 
 def _keys(item: ErrorDetails, values: Any) -> Keys:

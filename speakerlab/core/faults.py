@@ -9,10 +9,13 @@ from collections.abc import Iterable
 MAX_LINES_PER_KIND = 5
 
 
-def nearest(word: str, names: Iterable[str], *, otherwise: str = "") -> str:
+def nearest(
+    word: str, names: Iterable[str], *, otherwise: str = "", prefix: str = ""
+) -> str:
     """Return the hint that ends an error line: the name most like `word`, else all names.
 
-    otherwise: the hint if no name is similar.
+    otherwise: the hint if no name is similar. prefix: text before a similar name, such as the
+    section of a key.
     """
     # Ignore case and the dashes of an option.
     name_of: dict[str, str] = {}
@@ -23,7 +26,7 @@ def nearest(word: str, names: Iterable[str], *, otherwise: str = "") -> str:
     similar = difflib.get_close_matches(wanted, name_of, n=1, cutoff=0.4)
     if similar:
         (bare_name,) = similar
-        return f"; did you mean {name_of[bare_name]}?"
+        return f"; did you mean {prefix}{name_of[bare_name]}?"
     if otherwise:
         return f"; {otherwise}"
     return f"; known are {', '.join(name_of.values())}"

@@ -92,5 +92,8 @@ def is_leftover(name: str) -> bool:
 def name_leftovers(names: list[str]) -> str:
     """Return how many there are, with examples: "3 ..., such as .DS_Store and x~"."""
     examples = sorted({repr(name)[1:-1] for name in names})[:3]
-    text = f"{len(names)} files and folders of systems and editors"
+    number = "1 file or folder"
+    if len(names) > 1:
+        number = f"{len(names)} files and folders"
+    text = f"{number} of systems and editors"
     return f"{text}, such as {', '.join(examples)}"

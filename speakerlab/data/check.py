@@ -11,9 +11,10 @@ from itertools import product
 from operator import itemgetter
 from pathlib import Path
 
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
-from speakerlab.core.reading import open_text
+from speakerlab.core.trial_lines import read_trial_lines
 from speakerlab.data import audio, levels, tables
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
@@ -305,12 +306,14 @@ def _note_formats(
 
     notes: list[str] = []
     if stereo:
-        text = f"have several channels: {_count(stereo)}; the first channel is read"
-        notes.append(f"{folder}: {len(stereo)} recordings {text}")
+        number = count_of(len(stereo), "recording")
+        text = f"with several channels: {_count(stereo)}; the first channel is read"
+        notes.append(f"{folder}: {number} {text}")
     if without_index:
-        text = f"are decoded from their start for every crop: {_count(without_index)}"
+        number = count_of(len(without_index), "recording")
+        text = f"to decode from the start for every crop: {_count(without_index)}"
         fix = "training is faster from shards (speakerlab pack) or from wav or flac"
-        notes.append(f"{folder}: {len(without_index)} recordings {text}; {fix}")
+        notes.append(f"{folder}: {number} {text}; {fix}")
     return notes
 
 
@@ -366,17 +369,13 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
     # Id -> number of the first line that needs it.
     enrol_lines: dict[str, int] = {}
     utterance_lines: dict[str, int] = {}
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            fields = line.split()
-            is_trial = len(fields) == 3 and fields[2] in ("target", "nontarget")
-            if not is_trial:
-                text = f"{path}:{number}: is not 'enrol test target|nontarget'"
-                faults.add("bad lines", f"{text}, got '{line.strip()}'; correct it")
-                continue
-            enrol_id, test_id, _ = fields
+    try:
+        for number, enrol_id, test_id, _ in read_trial_lines(path, faults):
             enrol_lines.setdefault(enrol_id, number)
             utterance_lines.setdefault(test_id, number)
+    except ValueError as error:
+        faults.add("unreadable lists", str(error))
+        return
 
     # An enrolment id is an utterance, or a model of several utterances.
     for enrol_id, number in enrol_lines.items():
@@ -413,9 +412,9 @@ def _write(data_dir: DataDir) -> str:
     num_speakers = len(data_dir.speaker_names)
     total_seconds = sum(data_dir.seconds.values())
     hours = total_seconds / 3600
-    summary = f"{len(data_dir.seconds)} utterances, {hours:.2f} h"
+    summary = f"{count_of(len(data_dir.seconds), 'utterance')}, {hours:.2f} h"
     if num_speakers:
-        summary = f"{num_speakers} speakers, {summary}"
+        summary = f"{count_of(num_speakers, 'speaker')}, {summary}"
     if rejected:
         summary += f"; {len(rejected)} left out, see {folder}/rejected.tsv"
     return f"{folder}: {summary}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from speakerlab.core.counting import count_of
 from speakerlab.data import audio, levels
 
 log = logging.getLogger(__name__)
@@ -185,9 +186,12 @@ class _Reading:
         else:
             number = int(self.channels or 1)
             if number > num_channels:
+                present = count_of(num_channels, "channel")
+                fix = f"give one from 1 to {num_channels}"
+                if num_channels == 1:
+                    fix = "give channel 1"
                 raise ValueError(
-                    f"{self.where}: has {num_channels} channels, got channel {number};"
-                    f" give one from 1 to {num_channels}"
+                    f"{self.where}: has {present}, got channel {number}; {fix}"
                 )
             # A copy: a view would keep the other channels in memory.
             wave_SC = np.ascontiguousarray(all_SC[:, number - 1 : number])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from speakerlab.core.counting import count_of
 from speakerlab.data.pyav import MAX_REST_SHARE, AvDecoder
 from speakerlab.data.sources import (
     BinaryFile,
@@ -232,7 +233,8 @@ class SndDecoder:
                 refuse_cut(stated, present, "bytes", self.where)
         elif self.sound.format == "VOC" and TRUNCATED in self.sound.extra_info:
             raise ValueError(
-                f"{self.where}: is cut short, after {self.sound.frames} samples; copy it"
+                f"{self.where}: is cut short, after"
+                f" {count_of(self.sound.frames, 'sample')}; copy it"
                 " again"
             )
         elif self.sound.format == "NIST":

@@ -19,6 +19,7 @@ import numpy as np
 from speakerlab.core import done
 from speakerlab.core.atomic import alone, locked, replacing
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio, levels
@@ -231,18 +232,18 @@ def _pack(
             str(folder),
         ) from error
 
+    packed_shards = count_of(len(shards), "shard")
     # Only one job joins: the others find the folder moved to its place.
     with alone(folder / LOCK):
         if not job.work_dir.exists():
-            return f"{folder}: {len(shards)} shards packed, all joined by another job"
+            return f"{folder}: {packed_shards} packed, all joined by another job"
         num_missing = 0
         for shard in range(num_shards):
             if not job.done_file(shard).exists():
                 num_missing += 1
         if num_missing:
             return (
-                f"{folder}: {len(shards)} shards packed, {num_missing} are left to"
-                " other jobs"
+                f"{folder}: {packed_shards} packed, left to other jobs: {num_missing}"
             )
         with unread(folder):
             return _join(job, made_with, allow_rejected)
@@ -405,7 +406,8 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     place = folder / layout.folder
     num_bytes = sum((place / name).stat().st_size for name in shard_names)
     line = (
-        f"{place}: {len(packed)} utterances in {num_shards} shards,"
+        f"{place}: {count_of(len(packed), 'utterance')} in"
+        f" {count_of(num_shards, 'shard')},"
         f" {num_bytes / 2**30:.2f} GiB"
     )
     if not rejected:

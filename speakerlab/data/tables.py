@@ -18,10 +18,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from speakerlab.core.atomic import locked, replacing_folder, write_text
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults, nearest
 from speakerlab.core.leftovers import is_leftover
 from speakerlab.core.reading import open_text, read_text, refuse_twins
 from speakerlab.data.shards import unread
+from speakerlab.data.table_arguments import (
+    check_arguments,
+    enroll_table,
+    trial_lines,
+)
 
 NAMELESS = "~"
 NOT_USED = "~~"  # of the nameless files: left out on purpose, such as copies
@@ -299,8 +305,8 @@ def read_rejected(folder: Path) -> dict[str, Rejection]:
         if len(columns) != 3:
             raise ValueError(
                 f"{path}:{number}: is not 'id path reason' with tabs between, got"
-                f" {len(columns)} columns; correct it, or remove the file and run"
-                f" `speakerlab check {folder}`"
+                f" {count_of(len(columns), 'column')}; correct it, or remove the file and"
+                f" run `speakerlab check {folder}`"
             )
         name, audio_path, reason = columns
         rejected[name] = (audio_path, reason)
@@ -414,25 +420,43 @@ def write_data_dir(
     wavs: Mapping[str, Path | str],
     speakers: Mapping[str, str] | None = None,
     segments: Mapping[str, Segment] | None = None,
-    trials: Mapping[str, Iterable[Trial]] | None = None,
+    trials: Mapping[str, Iterable[tuple[str, str, bool | str]]] | None = None,
     nameless: Mapping[Path, str] | None = None,
     not_used: Mapping[Path, str] | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Iterable[str]] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write or replace a data directory; `trials` maps the name of a file to its lines.
+    """Write or replace a data directory.
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
+    speakers: utterance -> speaker, of all utterances.
+    segments: utterance -> (recording, start, end), in seconds.
+    trials: name of a file, `trials` or `trials_NAME` -> its rows, (enrolment id, test id, whether
+        it is a target trial); the words target and nontarget are taken, too.
     columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> value; conditions are made one
         word, and empty ones are left out.
     enroll: enrolment model -> its utterances.
     about: facts, under keys of ABOUT.
     nameless: audio files left out because their names cannot be ids -> the reason.
     not_used: audio files left out on purpose, such as copies -> the reason.
-    Raises ValueError where a table cannot hold an id or a path.
+    Raises ValueError with an example for an argument of another shape, and where a table cannot
+    hold an id or a path.
     """
     folder = Path(folder)
+    check_arguments(
+        wavs=wavs,
+        speakers=speakers,
+        segments=segments,
+        trials=trials,
+        columns=columns,
+        enroll=enroll,
+        about=about,
+        nameless=nameless,
+        not_used=not_used,
+    )
+    trial_lists = trials or {}
+    more_tables = columns or {}
     paths: dict[str, str] = {}
     for key, wav in wavs.items():
         paths[key] = os.path.realpath(wav)
@@ -449,14 +473,13 @@ def write_data_dir(
             write_table(fresh / "utt2spk", speakers)
         if segments is not None:
             _write_segments(fresh / "segments", segments)
-        trial_lists = trials or {}
         for name, rows in trial_lists.items():
-            _write_trials(fresh / name, rows)
-        more_tables = columns or {}
+            lines = trial_lines(name, rows)
+            write_text(fresh / name, "".join(lines))
         for name, values in more_tables.items():
             _write_column(fresh / name, values)
         if enroll is not None:
-            _write_enroll(fresh / ENROLL_MAP, enroll)
+            write_table(fresh / ENROLL_MAP, enroll_table(enroll))
         if about:
             write_table(fresh / "about", about)
 
@@ -494,28 +517,15 @@ def _write_segments(path: Path, segments: Mapping[str, Segment]) -> None:
     write_table(path, table)
 
 
-def _write_trials(path: Path, trials: Iterable[Trial]) -> None:
-    lines: list[str] = []
-    for enrol, test, is_target in trials:
-        kind = "target" if is_target else "nontarget"
-        lines.append(f"{enrol} {test} {kind}\n")
-    write_text(path, "".join(lines))
-
-
-def _write_enroll(path: Path, enroll: Mapping[str, Iterable[str]]) -> None:
-    table: dict[str, str] = {}
-    for model, utterances in enroll.items():
-        table[model] = " ".join(utterances)
-    write_table(path, table)
-
-
 def _write_column(path: Path, values: Mapping[str, str]) -> None:
     """Write `utt2<name>` or `spk2<name>` without its empty values."""
     # Kaldi's own tables keep several words: spk2utt lists utterances.
     is_condition = path.name not in NO_CONDITIONS
     table: dict[str, str] = {}
     for key, value in values.items():
-        text = one_word(value) if is_condition else str(value)
+        text = str(value)
+        if is_condition:
+            text = one_word(text)
         if text:
             table[key] = text
     write_table(path, table)

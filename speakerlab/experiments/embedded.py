@@ -11,6 +11,7 @@ import numpy as np
 
 from speakerlab.checkpoints import model_files
 from speakerlab.core import done
+from speakerlab.core.counting import count_of
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import list_tables, read_durations, read_table
 from speakerlab.data.treatments import UNTREATED, Treatment
@@ -165,7 +166,8 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
     if not trained:
         raise ValueError(
             f"{data_dir}: has no speaker that the model was trained on, among"
-            f" {len(table.ids)} utterances; give the training set with --development"
+            f" {count_of(len(table.ids), 'utterance')}; give the training set with"
+            " --development"
         )
     speakers = [speaker_of[name] for name in trained]
     cohort = Development(table.select(trained), speakers)
@@ -204,7 +206,7 @@ def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
     test_speaker_N = speaker_I[test_N]
     is_target_N = enrol_speaker_N == test_speaker_N
     return TrialList(
-        f"{data_dir.name}: {len(utterances_of)} held-out speakers",
+        f"{data_dir.name}: {count_of(len(utterances_of), 'held-out speaker')}",
         data_dir,
         Trials(ids, ids, enrol_N, test_N, is_target_N),
         (enrol_speaker_N, test_speaker_N),

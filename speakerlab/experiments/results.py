@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.core.atomic import write_text
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import keys, read_json
 
 Row = dict[str, Any]
@@ -391,8 +392,8 @@ def bounds(
     # Without speakers, the bootstrap draws single utterances.
     num_speakers = row["num_speakers"]
     if num_speakers is None:
-        return f"n/a ({row['num']} utterances)"
-    return f"n/a ({num_speakers} speakers)"
+        return f"n/a ({count_of(row['num'], 'utterance')})"
+    return f"n/a ({count_of(num_speakers, 'speaker')})"
 
 
 def _cell(row: Row, value: float | None, metric: str) -> Cell:

@@ -12,6 +12,7 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_json
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import read_json
 from speakerlab.experiments import consistency
 from speakerlab.experiments.corpus import class_speeds, counted
@@ -178,10 +179,9 @@ def _log_batch_and_data(config: Config, facts: dict[str, Any]) -> None:
     if facts["bn_joined_ranks"] > 1:
         joined_ranks = f" of {facts['bn_joined_ranks']} ranks"
     log.info(
-        "%s; BatchNorm sees %d %ss%s at once",
+        "%s; BatchNorm sees %s%s at once",
         facts["batch"],
-        facts["bn_batch"],
-        batch_unit,
+        count_of(facts["bn_batch"], batch_unit),
         joined_ranks,
     )
 
@@ -190,26 +190,25 @@ def _log_batch_and_data(config: Config, facts: dict[str, Any]) -> None:
     if train_unit != "utterances":
         train_count = f"{facts[f'train_{train_unit}']} {train_unit}, "
     log.info(
-        "%s%d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
-        "%d steps per epoch, %d %ss of the incomplete last step dropped",
+        "%s%s, %.2f h; %d validation %s; %s, %s; %s per epoch, %s of the incomplete last"
+        " step dropped",
         train_count,
-        facts["train_utterances"],
+        count_of(facts["train_utterances"], "utterance"),
         facts["train_hours"],
         facts[f"valid_{valid_unit}"],
         valid_unit,
-        facts["rooms"],
-        facts["noises"],
-        facts["steps_per_epoch"],
-        facts["crops_dropped_per_epoch"],
-        batch_unit,
+        count_of(facts["rooms"], "room"),
+        count_of(facts["noises"], "noise"),
+        count_of(facts["steps_per_epoch"], "step"),
+        count_of(facts["crops_dropped_per_epoch"], batch_unit),
     )
 
     if config.task == "verification" and len(config.augment.speeds) > 1:
         # With speed classes, the head has several rows per speaker.
         makes_speakers = len(class_speeds(config)) > 1
         log.info(
-            "%d classes: speeds %s (augment.speed_classes: %s)",
-            facts["classes"],
+            "%s: speeds %s (augment.speed_classes: %s)",
+            count_of(facts["classes"], "class"),
             "make new speakers" if makes_speakers else "keep the speaker",
             config.augment.speed_classes,
         )
@@ -243,11 +242,10 @@ def _log_learning_rate(exp_dir: Path, config: Config, steps_per_epoch: int) -> N
     if training.extended:
         step, old_num_epochs = training.extended[-1]
         log.info(
-            "step %d: %d instead of %d epochs; the learning rate continues at %.3g, to"
-            " %.3g",
+            "step %d: %d instead of %s; the learning rate continues at %.3g, to %.3g",
             step,
             training.num_epochs,
-            old_num_epochs,
+            count_of(old_num_epochs, "epoch"),
             lr_at(step),
             last_lr,
         )

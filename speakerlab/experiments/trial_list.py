@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
+from speakerlab.core.trial_lines import LABELS
 from speakerlab.data.tables import (
     ENROLL_MAP,
     list_conditions,
@@ -22,7 +24,7 @@ from speakerlab.data.tables import (
     read_table,
 )
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.trials import LABELS, Trials, read_trials
+from speakerlab.scoring.trials import Trials, read_trials
 
 log = logging.getLogger(__name__)
 Column = Mapping[str, str]  # utterance or model -> value of a condition
@@ -47,8 +49,11 @@ class TrialList:
         sizes = self.num_enrol.values()
         if not sizes:
             return "each trial compares two whole utterances"
+        least = min(sizes)
+        most = count_of(max(sizes), "utterance")
+        size = most if least == max(sizes) else f"{least} to {most}"
         return (
-            f"each trial compares a model of {min(sizes)} to {max(sizes)} utterances,"
+            f"each trial compares a model of {size},"
             " the mean of their embeddings, with one whole utterance"
         )
 
@@ -205,9 +210,9 @@ def _check(
         num_same += trials.test_ids[test] in enrolled[enrol]
     if num_same:
         log.warning(
-            "%s: in %d trials the test utterance is also enrolled",
+            "%s: in %s the test utterance is also enrolled",
             path,
-            num_same,
+            count_of(num_same, "trial"),
         )
 
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from speakerlab.checkpoints.published import load_published
 from speakerlab.core.atomic import replacing
+from speakerlab.core.counting import count_of
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.embedder import Embedder
@@ -72,11 +73,10 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
                 " omit --int8"
             )
     log.info(
-        "%s: int8, calibrated on %d recordings; cosine on %d others: mean %.4f, lowest"
-        " %.4f",
+        "%s: int8, calibrated on %s; cosine on %s: mean %.4f, lowest %.4f",
         out,
-        len(calibration_waves),
-        num_checked,
+        count_of(len(calibration_waves), "recording"),
+        count_of(num_checked, "other"),
         np.mean(cosines),
         min(cosines),
     )

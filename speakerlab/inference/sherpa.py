@@ -18,6 +18,7 @@ from torch import Tensor
 
 from speakerlab.checkpoints.model_files import read_card
 from speakerlab.core.atomic import replacing
+from speakerlab.core.counting import count_of
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import read_wave
 from speakerlab.inference import export
@@ -88,7 +89,7 @@ def export_sherpa(
                 " conf/features/sherpa.yaml, or write the file nevertheless with"
                 " --force"
             )
-    log.info("%s: %s, on %d recordings", out, comparison, len(names))
+    log.info("%s: %s, on %s", out, comparison, count_of(len(names), "recording"))
     return cosine
 
 

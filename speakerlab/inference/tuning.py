@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.counting import count_of
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.diarization.clustering import build_method, cluster, unit_rows
@@ -97,7 +98,7 @@ def tune(
         method="ahc" if ahc_der < spectral_der else "spectral",
         threshold=threshold,
         der={"spectral": spectral_der, "ahc": ahc_der},
-        source=f"{source}: {len(reference)} recordings",
+        source=f"{source}: {count_of(len(reference), 'recording')}",
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.core.counting import count_of
 from speakerlab.core.reading import ONLY_FINITE
 from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import checked, eer_of_points, operating_points
@@ -73,8 +74,9 @@ def fit_calibration(
     for rate in false_alarm_rates:
         if not lowest_rate <= rate < 1:
             raise ValueError(
-                f"calibration: {num_nontarget} non-target trials allow false-alarm"
-                f" rates from {lowest_rate:.2g} to 1, got {rate:g}; use more speakers"
+                f"calibration: with {count_of(num_nontarget, 'non-target trial')},"
+                f" false-alarm rates may be from {lowest_rate:.2g} to 1, got {rate:g};"
+                " use more speakers"
             )
 
     rates = set(false_alarm_rates)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.core.counting import count_of
 from speakerlab.scoring.metrics import checked
 from speakerlab.scoring.minima import TooFewError, min_speakers
 
@@ -123,7 +124,8 @@ def cross_validated(
         if not has_both_kinds:
             raise TooFewError(
                 f"calibration: cross-validation with {NUM_FOLDS} folds leaves only one"
-                f" kind of trial to learn from, got {len(learned_target)} trials;"
+                f" kind of trial to learn from, got"
+                f" {count_of(len(learned_target), 'trial')};"
                 " use trials of more speakers, or a development list"
             )
         model = fit_linear(features_MF[is_learned_M], learned_target, names=names)

@@ -14,6 +14,8 @@ cosine:
   10. Seven weights learned from 7 speakers raised the EER by 4 points and doubled Cllr.
 """
 
+from speakerlab.core.counting import count_of
+
 COHORT_SPEAKERS = {"mean": 50, "snorm": 100, "asnorm": 100}
 # For each dimension, in steps that estimate a covariance matrix.
 REPEATS_PER_DIM = 4
@@ -41,11 +43,11 @@ def require_development(
         least_speakers = round(SPEAKERS_PER_DIM * num_dims)
         least_repeats = REPEATS_PER_DIM * num_dims
     if num_speakers < least_speakers or num_repeats < least_repeats:
-        needs = f"{least_speakers} speakers"
+        needs = count_of(least_speakers, "speaker")
         got = f"{num_speakers}"
         # Name repeats only for steps that need them.
         if least_repeats:
-            needs += f" and {least_repeats} repeated recordings"
+            needs += f" and {count_of(least_repeats, 'repeated recording')}"
             got += f" and {num_repeats}"
         raise TooFewError(
             f"{step}: needs at least {needs}, got {got}; embed"

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
-from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
+from speakerlab.core.trial_lines import LABELS, TRUTH
+from speakerlab.scoring.trials import LINES_AT_ONCE, Trials
 
 NO_LABEL = -1  # of a line without a label
 

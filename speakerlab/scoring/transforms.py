@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from speakerlab.core.counting import count_of
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.pair_scores import unit_rows
 
@@ -69,10 +70,11 @@ class SpeakerMeans:
         has_spread = variance_D[0] > SINGULAR * variance_D[-1]
         if num_speakers < 2 or not has_spread:
             raise ValueError(
-                f"{step}: {num_utterances} utterances of {num_speakers} speakers are too few for"
-                f" {dim} dimensions (at least 2 speakers, {dim + num_speakers} distinct"
-                " ones); add some, put lda with a smaller --lda-dim before it, or"
-                f" leave out {step}"
+                f"{step}: too few for {count_of(dim, 'dimension')}, got"
+                f" {count_of(num_utterances, 'utterance')} of"
+                f" {count_of(num_speakers, 'speaker')} (at least 2 speakers,"
+                f" {dim + num_speakers} distinct ones); add some, put lda"
+                f" with a smaller --lda-dim before it, or leave out {step}"
             )
 
 
@@ -123,8 +125,8 @@ def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
     if not 1 <= dim <= max_dim:
         raise ValueError(
             f"lda: --lda-dim {dim} is not within 1 to {max_dim}, the most that"
-            f" {num_speakers} speakers and {num_dims} dimensions allow;"
-            " correct it, or leave it out"
+            f" {count_of(num_speakers, 'speaker')} and"
+            f" {count_of(num_dims, 'dimension')} allow; correct it, or leave it out"
         )
 
     num_utterances = means.count_S.sum()
@@ -155,8 +157,9 @@ def learn_whitening(development: Development) -> Affine:
     has_spread = variance_D[0] > SINGULAR * variance_D[-1]
     if not has_spread:
         raise ValueError(
-            f"whiten: {num_utterances} utterances are too few for {num_dims}"
-            " dimensions (more distinct ones than dimensions); extract more training"
+            f"whiten: too few for {count_of(num_dims, 'dimension')}, got"
+            f" {count_of(num_utterances, 'utterance')}"
+            " (more distinct ones than dimensions); extract more training"
             " data, or score without whiten"
         )
     scaled_DD = direction_DD / np.sqrt(variance_D)

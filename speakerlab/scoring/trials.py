@@ -1,73 +1,24 @@
-"""Trial lists. In: a text file. Out: index arrays.
+"""Trial lists. In: a text file in a format of `core.trial_lines`. Out: index arrays.
 
 Letters: N trials.
-The first line decides the format of the whole file: `enrol test target|nontarget` (Kaldi),
-`1|0 enrol test` (VoxCeleb), `enrol test 1|0` (CN-Celeb), or a table with a header, separated by
-commas, semicolons or tabs (such as NIST's keys).
 """
 
-import csv
 from array import array
 from collections import defaultdict
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
-from speakerlab.core.reading import open_text, show_invisible
+from speakerlab.core.reading import show_invisible
+from speakerlab.core.trial_lines import read_trial_lines
 
-Format = tuple[str, int, set[str]]
 # A block that fits in the cache: larger blocks take twice as long to split.
 LINES_AT_ONCE = 2_048
-
-LABELS = ("nontarget", "target")  # in written lists; index: is_target
-TRUTH = {
-    "target": True,
-    "nontarget": False,
-    "1": True,
-    "0": False,
-    # Only in tables.
-    "true": True,
-    "false": False,
-    "tgt": True,
-    "imp": False,
-}
-# Name -> (column of the label, spellings of the label).
-FORMATS = {
-    "enrol test target|nontarget": (2, {"target", "nontarget"}),
-    "1|0 enrol test": (0, {"1", "0"}),
-    "enrol test 1|0": (2, {"1", "0"}),
-}
-# The three columns that are read from a table.
-TABLE = (f"{'|'.join(TRUTH)} enrol test", 0, set(TRUTH))
-# Names of these three columns that occur in tables, in lower case.
-HEADERS = (
-    ("label", "target", "targettype", "is_target", "key"),
-    (
-        "enrol",
-        "enroll",
-        "enrolment",
-        "enrollment",
-        "model",
-        "modelid",
-        "utt1",
-        "wav1",
-        "file1",
-    ),
-    ("test", "segment", "segmentid", "utt2", "wav2", "file2"),
-)
 
 
 @dataclass(frozen=True)
@@ -149,31 +100,12 @@ def read_trials(path: str | Path) -> Trials:
     test_N = array("i")
     is_target_N = bytearray()
     faults = Faults()
-    first_blank = 0
-    with open_text(path, newline="") as stream:
-        rows, row_format, num_before = _read_rows(stream, path)
-        format_name, label_column, labels = row_format
-        for number, row in enumerate(rows, num_before + 1):
-            # Blank lines are allowed at the end of the file only.
-            if not row:
-                first_blank = first_blank or number
-                continue
-            if first_blank:
-                problem = "blank line between trials; remove the line"
-                raise ValueError(f"{path}:{first_blank}: {problem}")
-            is_trial = len(row) == 3 and row[label_column].lower() in labels
-            if not is_trial:
-                faults.add(
-                    "unreadable lines",
-                    f"{path}:{number}: {' '.join(row)!r} is not of the format"
-                    f" '{format_name}' of the first line; use one format for all lines",
-                )
-                continue
-            label = row.pop(label_column)
-            enrol_id, test_id = row
-            enrol_N.append(enrol_number[enrol_id])
-            test_N.append(test_number[test_id])
-            is_target_N.append(TRUTH[label.lower()])
+    last_number = 0
+    for number, enrol_id, test_id, is_target in read_trial_lines(path, faults):
+        enrol_N.append(enrol_number[enrol_id])
+        test_N.append(test_number[test_id])
+        is_target_N.append(is_target)
+        last_number = number
     faults.raise_if_any(f"{path}: refused, no trial was read")
     if not enrol_N:
         raise ValueError(f"{path}: has no trials; correct the list")
@@ -184,65 +116,10 @@ def read_trials(path: str | Path) -> Trials:
         test_N=np.array(test_N, np.int32),
         is_target_N=np.frombuffer(is_target_N, np.bool_),
     )
-    _refuse_duplicates(trials, path, lines_before=num_before)
+    # The trials are consecutive lines, after the header of a table.
+    lines_before = last_number - len(trials)
+    _refuse_duplicates(trials, path, lines_before=lines_before)
     return trials
-
-
-def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format, int]:
-    """Return the fields of each line, their format, and the number of lines before them."""
-    first = stream.readline()
-    for separator in ",;\t":
-        header = next(csv.reader([first.lower()], delimiter=separator), [])
-        columns = _find_columns(header)
-        if columns is not None:
-            table = csv.reader(stream, delimiter=separator)
-            rows = _table_rows(table, columns, num_columns=len(header))
-            return rows, TABLE, 1
-
-    fields = first.split()
-    matches: list[Format] = []
-    if len(fields) == 3:
-        for name, (label_column, labels) in FORMATS.items():
-            if fields[label_column].lower() in labels:
-                matches.append((name, label_column, labels))
-    # Guessing between two formats could silently take an id as the label.
-    if first and len(matches) != 1:
-        problem = "can be read in two ways" if matches else "is not a trial"
-        format_names = "', '".join(FORMATS)
-        raise ValueError(
-            f"{path}:1: {' '.join(fields)!r} {problem}; write '{format_names}', or a table"
-            " whose header names enrol, test and label"
-        )
-    rows = map(str.split, chain([first], stream))
-    # For an empty file, any format is fine.
-    row_format = matches[0] if matches else TABLE
-    return rows, row_format, 0
-
-
-def _find_columns(header: Sequence[str]) -> list[int] | None:
-    """Return the columns of label, enrolment and test; None unless there is exactly one of each."""
-    cells = [cell.strip() for cell in header]
-    columns: list[int] = []
-    for names in HEADERS:
-        matches = [column for column, cell in enumerate(cells) if cell in names]
-        if len(matches) != 1:
-            return None
-        columns += matches
-    return columns
-
-
-def _table_rows(
-    table: Iterable[list[str]], columns: Sequence[int], *, num_columns: int
-) -> Iterator[list[str]]:
-    """Yield these columns of each line; lines with more or fewer columns as one text."""
-    for row in table:
-        # A separator in a name shifts the columns after it.
-        if row and len(row) != num_columns:
-            yield [", ".join(row)]
-            continue
-        cells = [row[column] for column in columns if row]
-        # A cell with several words yields more than three fields, which the caller refuses.
-        yield " ".join(cells).split()
 
 
 def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None:

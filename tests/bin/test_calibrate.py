@@ -9,6 +9,7 @@ from refusals import refuses
 from tiny import read_json
 
 from speakerlab.bin import calibrate
+from speakerlab.core.atomic import locked
 
 
 class Terminal(io.StringIO):
@@ -116,3 +117,25 @@ def test_commands_that_copy_a_model_at_once_keep_what_each_stores(publish_to, tm
         assert process.exitcode == 0
     stored = {path.name for path in (tmp_path / "exp/model").iterdir()}
     assert stored >= {*names, "embedder.safetensors"}
+
+
+def test_a_command_that_waited_does_not_replace_what_another_stored(
+    publish_to, data, tmp_path
+):
+    folder, _, _ = publish_to("source")
+    arguments = ["--model", str(folder), "--data", str(data / "test")]
+    stored = folder / "calibration.json"
+    forked = get_context("fork")
+    second = forked.Process(target=calibrate.main, args=(arguments,))
+    with locked(folder / calibrate.CALIBRATION_LOCK):
+        second.start()
+        # It checks the model, then waits for the lock.
+        second.join(1)
+        assert second.is_alive()
+        stored.write_text("of the first command")
+    second.join(60)
+    assert second.exitcode == 1
+    assert stored.read_text() == "of the first command"
+    # A lock does not come with a copy.
+    calibrate.copy_model(folder, tmp_path / "copy")
+    assert not (tmp_path / "copy/model" / calibrate.CALIBRATION_LOCK).exists()

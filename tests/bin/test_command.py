@@ -1,8 +1,11 @@
 """Options of all commands: what the parser refuses, and outputs that nobody reads."""
 
+import io
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from tiny import ROOT
 from voices import RATE, make_wave
 
 from speakerlab.bin import extract, plan, train
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import collect_warnings, json_line, parser
 from speakerlab.data import audio
 
 
@@ -149,3 +152,31 @@ def test_other_channels_are_refused(text, capsys):
     with pytest.raises(SystemExit):
         options.parse_args([f"--channel={text}"])
     assert refused(capsys.readouterr().err, "speakerlab verify: --channel", text)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("utf-8", "张三 😀"),
+        ("UTF8", "张三 😀"),
+        # Python's own escapes, such as \xe9, are not those of JSON.
+        ("ascii", r"\u5f20\u4e09 \ud83d\ude00"),
+        ("latin-1", r"\u5f20\u4e09 \ud83d\ude00"),
+    ],
+)
+def test_json_is_escaped_only_for_an_output_that_needs_it(monkeypatch, encoding, name):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert json_line({"name": "张三 😀"}) == f'{{"name": "{name}"}}\n'
+
+
+def test_only_warnings_of_this_thread_are_collected():
+    log = logging.getLogger("speakerlab.test")
+    with collect_warnings() as warnings:
+        log.warning("%s: faint", "a.wav")
+        log.info("b.wav: read")
+        thread = threading.Thread(target=log.warning, args=["c.wav: faint"])
+        thread.start()
+        thread.join()
+    log.warning("d.wav: faint")
+    assert warnings == ["a.wav: faint"]

@@ -82,7 +82,7 @@ def test_the_files_of_a_long_name_have_a_shorter_one(exp, talk, tmp_path, name, 
         assert len(list(out.glob(f"{name[:40]}~*"))) == 3
         assert list(read_rttm(rttm)) == [name]
         diarized(exp, long, "--speakers", 1, "--out", out)
-    assert "1 of 1 recordings are diarized already" in caplog.messages[-1]
+    assert "1 of 1 recording diarized already" in caplog.messages[-1]
 
 
 def test_overlapping_turns(exp, tmp_path):
@@ -272,7 +272,7 @@ def test_a_calibration_is_stored_with_the_model_and_used(
     calibrate.main([*arguments, str(exp), "--out", str(tmp_path / "copy")])
     assert not (exp / "model/diarization.json").exists()
     stored = read_json(path)
-    assert stored["source"] == "dev: 1 recordings"
+    assert stored["source"] == "dev: 1 recording"
     assert (copy / "calibration.json").exists()
     der = 100 * stored["der"]["ahc"]
     shown = f"ahc, threshold {stored['threshold']:g}: DER {der:.2f} %"
@@ -291,7 +291,7 @@ def test_a_calibration_is_stored_with_the_model_and_used(
     write_json(path, values)
     caplog.set_level("INFO")
     diarized(copy, talk, "--out", tmp_path / "out")
-    line = "clustering: ahc, threshold 0.15, calibrated on dev: 1 recordings"
+    line = "clustering: ahc, threshold 0.15, calibrated on dev: 1 recording"
     assert line in caplog.text
     assert read_json(tmp_path / "out/talk.json")["method"] == "ahc"
 

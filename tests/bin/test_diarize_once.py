@@ -52,11 +52,11 @@ def test_an_interrupted_diarization_continues(
         diarized(model, talk, other, "--speakers", 1, "--out", out, *arguments)
         names = []
         for line in caplog.messages:
-            if " speakers in " in line:
+            if " speaker in " in line:
                 names.append(line.partition(":")[0])
         # A line reports how many recordings are kept, if any.
         num_kept = 2 - len(names)
-        beginning = f"{out}: {num_kept} of 2 recordings are diarized already"
+        beginning = f"{out}: {num_kept} of 2 recordings diarized already"
         is_reported = any(
             line.startswith(f"{beginning} with these inputs")
             for line in caplog.messages

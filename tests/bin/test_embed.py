@@ -217,7 +217,7 @@ def test_a_folder_is_searched_for_recordings(exp, tmp_path, caplog):
     assert "2 recordings" in line
     assert "files of other endings: 2 (2 .txt)" in line
     assert "3 files and folders of systems" in line
-    (line,) = [text for text in caplog.messages if text.startswith("skipped 1 files")]
+    (line,) = [text for text in caplog.messages if text.startswith("skipped 1 file of")]
     assert "._a.wav" in line
 
     empty = tmp_path / "empty"

@@ -83,7 +83,7 @@ def test_what_may_be_no_speech_is_counted_in_one_line(make_exp, data, nproc, cap
     run_extract(exp, data, "--nproc", str(nproc), *treatments)
     # All are noise, and have two windows.
     (line,) = [text for text in caplog.messages if "noise" in text]
-    assert "20 utterances are silent, clipped, noise or tones" in line
+    assert "(silent, clipped, noise, tone): 20 utterances;" in line
     # Nothing is read again.
     caplog.clear()
     run_extract(exp, data, *treatments)

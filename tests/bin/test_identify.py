@@ -20,6 +20,7 @@ FIELDS = [
     "threshold",
     "speech_seconds",
     "ranking",
+    "warnings",
 ]
 
 
@@ -81,6 +82,7 @@ def test_json_and_channel(printed, calls):
     assert known["ranking"] == {"ann": known["score"]}
     assert known["threshold"] == 0.9999
     assert known["speech_seconds"] == pytest.approx(1.0, abs=0.02)
+    assert known["warnings"] == []
     assert unknown["name"] is None
     assert unknown["known"] is False
 
@@ -89,6 +91,13 @@ def test_json_and_channel(printed, calls):
     assert result["name"] == "ann"
     assert result["score"] == pytest.approx(1, abs=1e-6)
     assert result["ranking"] == {}
+
+    # Each line has the warnings of its recording.
+    lines = printed(*calls, "--json")
+    known, unknown = (json.loads(line) for line in lines)
+    assert known["warnings"] == []
+    (warning,) = unknown["warnings"]
+    assert refused(warning, str(calls[1]), "2 channels")
 
 
 def test_noise_is_nobody(printed, calls, tmp_path):
@@ -103,6 +112,8 @@ def test_noise_is_nobody(printed, calls, tmp_path):
     assert result["name"] is None
     assert result["known"] is None
     assert result["speech_seconds"] == 0.0
+    (warning,) = result["warnings"]
+    assert refused(warning, str(noise), "noise")
 
 
 def test_a_broken_file_does_not_stop_the_others(exp, calls, printed, tmp_path, run):

@@ -11,6 +11,7 @@ import pytest
 from processes import wait_for
 from refusals import refuses
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from speakerlab.bin import launch
 from speakerlab.core import process
@@ -296,3 +297,12 @@ def test_the_cause_is_named_not_its_consequences(monkeypatch, codes, stopped, ra
             ended_by_themselves[local_rank] = code
     monkeypatch.setattr(launch.Ranks, "first", ended_by_themselves)
     assert launch.first_failure(failures) == 10 + rank
+
+
+def test_lost_hosts_have_a_reason():
+    line = launch.lost_hosts(RendezvousTimeoutError())
+    assert "not found: rendezvous timeout error; " in line
+    line = launch.lost_hosts(RendezvousTimeoutError(" \n"))
+    assert "not found: rendezvous timeout error; " in line
+    line = launch.lost_hosts(RendezvousTimeoutError("the store\nis gone"))
+    assert "not found: the store is gone; " in line

@@ -122,7 +122,7 @@ def test_data_that_are_not_prepared_yet_are_not_needed(check, tmp_path):
 
 # Options -> subject of the message, values that it names.
 REFUSED = {
-    "--set training.lrr=1": ("--set training.lrr=1", "did you mean lr?"),
+    "--set training.lrr=1": ("--set training.lrr=1", "did you mean training.lr?"),
     "--set training.num_epochs=x": ("--set training.num_epochs=x", "'x'"),
     "--config eres2nett": ("eres2nett", "did you mean eres2net?"),
     "--config ERes2Net": ("ERes2Net", "did you mean eres2net?"),

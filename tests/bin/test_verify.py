@@ -10,6 +10,7 @@ from models_on_disk import CALIBRATION
 from refusals import refused, refuses
 from voices import RATE, make_noise, make_wave
 
+import speakerlab
 from speakerlab.bin import extract, score, verify
 from speakerlab.data import audio
 from speakerlab.data.tables import read_table
@@ -151,7 +152,16 @@ def test_no_decision_without_speech(make_exp, tmp_path, capsys):
     assert [line.split()[3] for line in lines] == ["none", "same"]
 
 
-FIELDS = ["a", "b", "score", "llr", "threshold", "same", "speech_seconds"]
+FIELDS = [
+    "a",
+    "b",
+    "score",
+    "llr",
+    "threshold",
+    "same",
+    "speech_seconds",
+    "warnings",
+]
 
 
 def test_json_of_two_files_and_of_each_trial(make_exp, data_dir, capsys, tmp_path):
@@ -224,6 +234,15 @@ def test_little_speech_is_warned_of_once(make_exp, tmp_path, capsys, caplog):
         assert len(warnings) == 1
         assert refused(warnings[0], str(paths[0]), "0.30 s")
 
+    # Each result has the warnings of its recordings, each once.
+    short, same = (json.loads(line) for line in lines)
+    assert short["warnings"] == same["warnings"] == warnings
+    pairs.write_text(f"{paths[1]} {paths[1]}\n")
+    (line,) = printed(capsys, "--trials", pairs, "--json", "--model", exp)
+    assert json.loads(line)["warnings"] == []
+    (line,) = printed(capsys, *paths, "--json", "--model", exp)
+    assert json.loads(line)["warnings"] == warnings
+
 
 def test_a_channel_of_two_recordings(make_exp, tmp_path, capsys):
     first_S = make_wave(0, 0, 1.0)
@@ -246,8 +265,8 @@ def test_a_channel_of_two_recordings(make_exp, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text", "subject", "value"),
     [
-        (["a.wav"], "", "verify", "1 recordings"),
-        (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recordings and --trials"),
+        (["a.wav"], "", "verify", "1 recording "),
+        (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recording and --trials"),
         (["a.wav", "b.wav", "--threshold", "50"], "", "--threshold", 50),
         (["--trials", "FILE"], "a b\na\n", "FILE:2", "'a'"),
         (["--trials", "FILE"], "a b\n", "a", ""),
@@ -263,3 +282,38 @@ def test_what_is_refused(make_exp, data_dir, tmp_path, arguments, text, subject,
     exp = make_exp("exp")
     with refuses(subject, value, error=Exception):
         verify.main([*arguments, "--model", str(exp)])
+
+
+def test_a_channel_of_each_recording(make_exp, tmp_path, capsys):
+    first_S = make_wave(0, 0, 1.0)
+    second_S = make_wave(3, 0, 1.0)
+    call = tmp_path / "call.wav"
+    turned = tmp_path / "turned.wav"
+    audio.write(call, np.stack([first_S, second_S], axis=1), RATE)
+    audio.write(turned, np.stack([second_S, first_S], axis=1), RATE)
+    options = ["--model", make_exp("exp")]
+    line, *_ = printed(capsys, call, turned, *options, "--channel", "1,2")
+    assert line == "score: 1.000000"
+    line, *_ = printed(capsys, call, turned, *options, "--channel", "mix,mix")
+    assert line == "score: 1.000000"
+    line, *_ = printed(capsys, call, call, *options, "--channel", "1,2")
+    assert line != "score: 1.000000"
+
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"{call} {turned}\n")
+    with refuses("--channel", "1,2", "--trials"):
+        printed(capsys, "--trials", pairs, *options, "--channel", "1,2")
+    for text in ("1,", "0,1", "1,2,3", "first"):
+        with pytest.raises(SystemExit):
+            printed(capsys, call, turned, *options, "--channel", text)
+        assert "--channel" in capsys.readouterr().err
+    model = speakerlab.load(options[1], device="cpu")
+    with refuses("channels", "(1, 2, 1)"):
+        model.verify(call, turned, channels=(1, 2, 1))
+
+
+def test_json_has_names_as_they_are(make_exp, tmp_path, capsys):
+    voice = tmp_path / "张三.wav"
+    audio.write(voice, make_wave(0, 0, 1.0), RATE)
+    (line,) = printed(capsys, voice, voice, "--json", "--model", make_exp("exp"))
+    assert f'"a": "{voice}"' in line

@@ -113,7 +113,7 @@ def test_damage_within_a_recording_is_found_by_decoding(make_data_dir):
         ("utt2spk", "spk1-0 spk0\nspk1-1 spk0", "utt2spk", ["2 speakers", "spk0"]),
         ("utt2spk", "ghost spk1", "utt2spk", ["ghost"]),
         ("utt2spk", "spk0-0 a\nspk0-0 b", "utt2spk:2", ["spk0-0"]),
-        ("trials", "spk0-0 spk0-1 1", "trials:1", ["'spk0-0 spk0-1 1'"]),
+        ("trials", "spk0-0 spk0-1 yes", "trials:1", ["'spk0-0 spk0-1 yes'"]),
         ("trials", "spk0-0 spk9-9 target", "trials:1", ["spk9-9"]),
         (
             "trials",
@@ -297,6 +297,24 @@ def test_what_a_trial_names_cannot_be_rejected(make_data_dir):
     assert refused(second, f"{folder}/trials", "spk0-1", path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "spk0-0 spk0-1 Target\nspk0-0 {last} NonTarget\n",
+        "1 spk0-0 spk0-1\n0 spk0-0 {last}\n",
+        "spk0-0 spk0-1 1\nspk0-0 {last} 0\n",
+        "enrol,test,label\nspk0-0,spk0-1,True\nspk0-0,{last},false\n",
+    ],
+)
+def test_trials_are_checked_in_every_format_that_is_scored(folder: Path, text):
+    (folder / "trials").write_text(text.format(last="ghost"))
+    (line,) = refusal(folder)
+    number = len(text.splitlines())
+    assert refused(line, f"{folder}/trials:{number}", "ghost")
+    (folder / "trials").write_text(text.format(last="spk1-0"))
+    check_data_dirs([folder])
+
+
 def test_stereo_is_a_note(folder: Path):
     paths = read_table(folder / "wav.scp")
     wave_SC = np.zeros((RATE, 2))
@@ -304,7 +322,7 @@ def test_stereo_is_a_note(folder: Path):
         soundfile.write(paths[utterance], wave_SC, RATE)
     note = check_data_dirs([folder])[0]
     assert note == (
-        f"{folder}: 2 recordings have several channels: spk0-0 and others; the first"
+        f"{folder}: 2 recordings with several channels: spk0-0 and others; the first"
         " channel is read"
     )
 

@@ -73,13 +73,13 @@ def without_count(content: bytes) -> bytes:
     return content[second_frame:]
 
 
-def with_av(kind: str, codec: str, **options: str) -> bytes:
+def with_av(kind: str, codec: str, *, rate: int = RATE, **options: str) -> bytes:
     """A recording in a format that libsndfile does not write."""
     file = io.BytesIO()
     frame = av.AudioFrame.from_ndarray(WAVE_S[None], format="s16", layout="mono")
-    frame.sample_rate = RATE
+    frame.sample_rate = rate
     with av.open(file, "w", format=kind, options=options) as container:
-        stream = container.add_stream(codec, rate=RATE, layout="mono")
+        stream = container.add_stream(codec, rate=rate, layout="mono")
         # PyAV 19 would keep threads, on which processes that are forked later wait for ever.
         stream.codec_context.thread_count = 1
         container.mux(stream.encode(frame))
@@ -399,6 +399,8 @@ def test_ogg_is_read_to_its_end(put, subtype: str):
         ("tta", with_av("tta", "tta")),
         ("m4a", with_av("ipod", "alac")),
         ("avi", with_av("avi", "mp3")),
+        ("latm", with_av("latm", "aac")),
+        ("ec3", with_av("eac3", "eac3", rate=48000)),
     ],
 )
 def test_pyav_is_asked_where_libsndfile_fails(
@@ -416,6 +418,13 @@ def test_pyav_is_asked_where_libsndfile_fails(
     monkeypatch.setitem(sys.modules, "av", None)
     with refuses(str(path), "pip install av"):
         audio.read(path)
+
+
+def test_a_format_that_is_not_listed_is_refused_by_name(put):
+    path = put(with_av("nut", "aac"), "a.wav")
+    for read in (audio.read_info, audio.read, decode):
+        with refuses(str(path), "format that is not read", "convert it"):
+            read(path)
 
 
 def test_pyav_reads_many_channels(put, tmp_path: Path):
@@ -527,7 +536,7 @@ def test_check_notes_recordings_that_are_decoded_from_their_start(tmp_path: Path
         wavs[name].write_bytes(content)
     write_data_dir(tmp_path / "d", wavs=wavs, speakers={"a": "a", "b": "b"})
     note, _ = check_data_dirs([tmp_path / "d"])
-    assert note.startswith(f"{tmp_path}/d: 1 recordings are decoded from their start")
+    assert note.startswith(f"{tmp_path}/d: 1 recording to decode from the start")
     assert ": b;" in note
 
 

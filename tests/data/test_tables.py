@@ -1,12 +1,15 @@
 """Tables with other columns, encodings and neighbours than a data directory has."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from refusals import refused, refuses
 
 from speakerlab.bin.check import main as check
 from speakerlab.core.faults import Faults
+from speakerlab.data.table_arguments import EXAMPLES
 from speakerlab.data.tables import (
     list_conditions,
     list_skipped,
@@ -14,6 +17,7 @@ from speakerlab.data.tables import (
     list_trials,
     read_about,
     read_enroll,
+    read_rejected,
     read_segments,
     read_table,
     write_data_dir,
@@ -145,3 +149,91 @@ def test_a_data_directory_is_written_to_a_path_given_as_text(tmp_path):
     folder = f"{tmp_path}/new/data"
     write_data_dir(folder, wavs={"a": f"{tmp_path}/a.wav"}, speakers={"a": "ann"})
     assert read_table(Path(folder) / "wav.scp") == {"a": f"{tmp_path}/a.wav"}
+
+
+WAVS = {"a": "a.wav", "b": "b.wav"}
+SPEAKERS = {"a": "ann", "b": "bob"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        ({"wavs": "a.wav"}, ["'a.wav'"]),
+        ({"wavs": ["a.wav"]}, ["['a.wav']"]),
+        ({"wavs": None}, ["None"]),
+        ({"wavs": {1: "a.wav"}}, ["got 1;"]),
+        ({"wavs": {"a": ["a.wav"]}}, ["a must", "['a.wav']"]),
+        ({"speakers": "ann"}, ["'ann'"]),
+        ({"speakers": {"a": "ann", "b": "Bob Lee"}}, ["of b", "'Bob Lee'"]),
+        ({"speakers": {"a": "ann", "b": 2}}, ["of b", "got 2;"]),
+        ({"speakers": {"b": "bob"}}, ["of a"]),
+        ({"speakers": {}}, ["of a and 1 other;"]),
+        ({"segments": {"s": ("a", 0.5)}}, ["s must", "('a', 0.5)"]),
+        ({"segments": {"s": ("a", 2, 1)}}, ["s must", "('a', 2, 1)"]),
+        ({"trials": "a b target"}, ["'a b target'"]),
+        ({"trials": [("a", "b", True)]}, ["[('a', 'b', True)]"]),
+        ({"trials": {"test": []}}, ["'test'"]),
+        ({"trials": {"trials": "a b target"}}, ["trials must", "'a b target'"]),
+        ({"trials": {"trials": [("a", "b")]}}, ["row 1", "('a', 'b')"]),
+        ({"trials": {"trials": [("a", "b", True), "abc"]}}, ["row 2", "'abc'"]),
+        ({"trials": {"trials": [("a", "b", "same")]}}, ["'same'"]),
+        ({"trials": {"trials": [("a", "b", None)]}}, ["None"]),
+        ({"trials": {"trials": [("a", "b", [])]}}, ["[]"]),
+        ({"trials": {"trials": [("a b", "c", True)]}}, ["'a b'"]),
+        ({"trials": {"trials": [(1, "c", True)]}}, ["(1, 'c', True)"]),
+        ({"columns": {"device": {"a": "x"}}}, ["'device'"]),
+        ({"columns": {"utt2device": "x"}}, ["utt2device", "'x'"]),
+        ({"enroll": {"m": "ab"}}, ["'m': 'ab'"]),
+        ({"enroll": {"m": [1]}}, ["'m': [1]"]),
+        ({"not_used": ["c.wav"]}, ["['c.wav']"]),
+    ],
+)
+def test_an_argument_of_another_shape_is_one_line_with_an_example(
+    tmp_path, arguments, values
+):
+    folder = tmp_path / "data"
+    (name,) = arguments
+    with refuses(name, *values, f"{name}={{") as caught:
+        write_data_dir(folder, **{"wavs": WAVS, "speakers": SPEAKERS, **arguments})
+    assert len(str(caught.value).splitlines()) == 1
+    assert not folder.exists()
+
+
+def test_speakers_are_of_segments_where_there_are_any(tmp_path):
+    segments = {"s": ("a", 0.5, 1.0)}
+    with refuses("speakers", "of s;"):
+        write_data_dir(tmp_path, wavs=WAVS, speakers=SPEAKERS, segments=segments)
+    write_data_dir(tmp_path, wavs=WAVS, speakers={"s": "ann"}, segments=segments)
+    assert read_table(tmp_path / "utt2spk") == {"s": "ann"}
+
+
+def test_labels_of_trials_may_be_words_or_numbers(tmp_path):
+    rows = [
+        ("a", "b", False),
+        ("b", "a", np.bool_(True)),
+        ("a", "a", "target"),
+        ("b", "b", "nontarget"),
+        ["b", "c", 1],
+    ]
+    write_data_dir(tmp_path / "data", wavs=WAVS, trials={"trials": iter(rows)})
+    text = (tmp_path / "data/trials").read_text()
+    labels = [line.split()[2] for line in text.splitlines()]
+    assert labels == ["nontarget", "target", "target", "nontarget", "target"]
+
+
+def test_the_example_of_the_guide_writes_what_it_says(tmp_path, monkeypatch):
+    guide = Path(__file__).parents[2] / "docs/own-data.md"
+    (example,) = re.findall(r"^```python\n(.*?)^```", guide.read_text(), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    folder = tmp_path / "data/test"
+    assert read_table(folder / "utt2spk")["ann-2"] == "ann"
+    assert read_segments(folder / "segments")["ann-2"] == ("tape-1", 6.5, 9.0)
+    assert read_enroll(folder / "enroll.map") == {"ann": ["ann-1"]}
+    assert read_about(folder)["licence"] == "CC BY 4.0"
+    assert (folder / "trials").read_text().splitlines()[0] == "ann ann-2 target"
+    assert list_conditions(folder) == ["spk2gender", "utt2device"]
+    assert len(read_rejected(folder)) == 2
+    # The example has each argument.
+    for argument in EXAMPLES:
+        assert f"    {argument}=" in example

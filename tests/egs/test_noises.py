@@ -164,4 +164,4 @@ def test_noise_in_other_formats_is_converted(tmp_path, capsys):
         (reason,) = [reason for _, reason in read_rejected(data / name).values()]
         assert refused(reason, folder / "e.mp3")
     lines = capsys.readouterr().out.splitlines()
-    assert any("1 files with other endings, 1 .txt" in line for line in lines)
+    assert any("1 file with other endings, 1 .txt" in line for line in lines)

@@ -87,4 +87,4 @@ def test_a_trial_that_occurs_again_is_kept_once(tmp_path, capsys):
     trials, lines = read(tmp_path / "list", text)
     assert trials == [("a.wav", "b.wav", True), ("a.wav", "c.wav", False)]
     assert lines == []
-    assert refused(capsys.readouterr().out, "list", "1 repeated trials")
+    assert refused(capsys.readouterr().out, "list", "1 repeated trial")

@@ -96,7 +96,7 @@ def test_every_list(prepare, corpus, tmp_path):
         original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
         assert (data / split / "utt2info.csv").read_bytes() == original
         assert refused(out, data / split, "2 speakers, 3 utterances")
-        assert refused(out, data / split, "1 utterances of Device09")
+        assert refused(out, data / split, "1 utterance of Device09")
 
 
 def test_a_missing_piece_names_its_archive(prepare, corpus, tmp_path):

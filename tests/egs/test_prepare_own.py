@@ -260,7 +260,7 @@ def test_channels_that_differ_are_one_line(prepare, tmp_path, caplog):
         louder = np.stack([voices[0] // 2, voices[0]], 1)
         soundfile.write(corpus / f"who 0/same {rate}.wav", louder, rate)
     out = prepare("own", corpus, tmp_path / "data")
-    assert f"{corpus}: 2 recordings have channels that differ, such as who_0/1" in out
+    assert f"{corpus}: 2 recordings with channels that differ, such as who_0/1" in out
     assert "channels" not in caplog.text
 
 
@@ -288,7 +288,7 @@ def test_the_channel_with_sound_is_used(prepare, tmp_path, rate):
     soundfile.write(corpus / "who 1/right is silent.wav", stereo[:, ::-1], rate)
     soundfile.write(corpus / "who 1/mono.wav", make_wave(1, 6, 0.5, rate), rate)
     out = prepare("own", corpus, data)
-    assert "1 recordings whose first channel is silent, such as who_1/left_is" in out
+    assert "1 recording whose first channel is silent, such as who_1/left_is" in out
     # Both have the same sound: one is a copy.
     wavs = read_table(data / "train/wav.scp")
     if rate == RATE:

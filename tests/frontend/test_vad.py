@@ -157,7 +157,7 @@ def test_it_is_part_of_the_configuration(make_config, tmp_path):
     assert vad is not None
     assert vad.range_db == 25.0
     assert vad.frame_samples == 160
-    with refuses("--set vad={rang_db", "did you mean range_db"):
+    with refuses("--set vad={rang_db", "did you mean vad.range_db"):
         make_config("vad={rang_db: 25}")
     with refuses("--set vad={sample_rate", "vad.sample_rate"):
         make_config("vad={sample_rate: 8000}")

@@ -19,13 +19,14 @@ from speakerlab.config.layers import CONF
 from speakerlab.config.schema import load_config
 from speakerlab.core.atomic import file_sha256
 from speakerlab.core.faults import Faults
+from speakerlab.core.trial_lines import LABELS
 from speakerlab.data import audio, banks, convert
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.shards import open_shard
 from speakerlab.diarization import regions, scoring
 from speakerlab.experiments import curves, results
 from speakerlab.inference.speaker_model import SpeakerModel
-from speakerlab.scoring.trials import LABELS, Trials, read_trials
+from speakerlab.scoring.trials import Trials, read_trials
 from speakerlab.training.checkpoint import load_state, read_latest
 
 

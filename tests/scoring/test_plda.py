@@ -182,5 +182,5 @@ def test_adaptation_follows_kaldi_step_by_step():
 def test_too_few_utterances_are_refused():
     with refuses("plda", "10 utterances of 5 speakers"):
         learn_plda(draw(5, 2, 6))
-    with refuses("plda", "of 1 speakers"):
+    with refuses("plda", "of 1 speaker"):
         learn_plda(draw(1, 20, 3))

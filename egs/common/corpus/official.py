@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
+from speakerlab.core.trial_lines import FORMATS, TRUTH
 from speakerlab.data.tables import Trial
-from speakerlab.scoring.trials import FORMATS, TRUTH
 
 Counts = tuple[int, int]
 
@@ -63,7 +64,8 @@ def read_official(
         num_trials, units = (counts[0], counts[1]), ("target", "nontarget trials")
         print(compare(path.name, num_trials, published, units, source, others))
     if len(rows) < sum(counts):
-        print(f"{path.name}: {sum(counts) - len(rows)} repeated trials are ignored")
+        ignored = count_of(sum(counts) - len(rows), "repeated trial")
+        print(f"{path.name}: ignored {ignored}")
     return [(enrol, test, label) for (enrol, test), label in rows.items()]
 
 

@@ -31,6 +31,7 @@ from egs.common.corpus.sources import (
 )
 from speakerlab.bin.command import prepare_output, report
 from speakerlab.core import process
+from speakerlab.core.counting import count_of
 from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import Faults
 from speakerlab.core.leftovers import is_leftover, name_leftovers
@@ -230,7 +231,7 @@ class _Content:
             print(f"{where}: skipped {name_leftovers(self.leftovers)}")
         takes_any_audio = set(ALL_ENDINGS) <= set(self.suffixes)
         if self.others and takes_any_audio:
-            text = f"skipped {len(self.others)} files with other endings"
+            text = f"skipped {count_of(len(self.others), 'file')} with other endings"
             print(f"{where}: {text}, {_count_endings(self.others)}")
 
 
@@ -297,7 +298,9 @@ def refuse_nothing(
         faults = Faults()
         for fault in left_out.values():
             faults.add("files that cannot be used", fault)
-        remark = f" ({len(left_out)} files cannot be used)" if left_out else ""
+        remark = ""
+        if left_out:
+            remark = f" ({count_of(len(left_out), 'file')} cannot be used)"
         problem = (
             f"no recordings found{remark}" if folder.is_dir() else "no such folder"
         )
@@ -351,16 +354,17 @@ def write_set(
         enroll=enroll,
         about=about,
     )
-    counts = [f"{len(wavs)} recordings"]
+    counts = [count_of(len(wavs), "recording")]
     if speakers is not None:
-        counts = [f"{len(set(speakers.values()))} speakers, {len(wavs)} utterances"]
+        num_speakers = len(set(speakers.values()))
+        counts = [count_of(num_speakers, "speaker"), count_of(len(wavs), "utterance")]
     for name, rows in (trials or {}).items():
         num_target = sum(same for _, _, same in rows)
         counts.append(
             f"{name} {num_target} target + {len(rows) - num_target} nontarget"
         )
     if enroll is not None:
-        counts.append(f"{len(enroll)} enrolment models")
+        counts.append(count_of(len(enroll), "enrolment model"))
     print(f"{folder}: {', '.join(counts)}")
 
 
