@@ -3,6 +3,7 @@
     python benchmarks/learning.py --corpus DIR --peer DIR --json FILE   # DIR: a corpus, a checkout
     python benchmarks/learning.py --seeds 1 --json FILE                 # ours, on the mini corpus
     python benchmarks/learning.py --method simclr --json FILE           # ours, without labels
+    python benchmarks/learning.py --teacher MODEL --json FILE           # ours, with a teacher
 
 In: a corpus as egs/librispeech takes it, with folders `noise` and `rirs` beside it; a folder of
 links to the subsets of several makes them one. Without --corpus, that of egs/mini. Out: a row for
@@ -13,8 +14,8 @@ interval, the worst EER, the crops of a training and its minutes, those of stage
 Ours is the recipe's run.sh, scored with cosine; its schedule is the recipe's and must end within
 --minutes. 3D-Speaker's is its CAM++ recipe, fitted to the same minutes (learning_peer.py). Both
 have the CPU, one after the other, the same training speakers, noise, rooms and trials; ours alone
-may have a GPU. With --method, which trains without labels, the model is compared with its own
-initial weights: they are in the columns of the peer.
+may have a GPU. With --method, which trains without labels, and with --teacher, the model is
+compared with its own initial weights: they are in the columns of the peer.
 
 A seed that is finished stays in --work, under the commit, minutes and threads it was trained with;
 the same command continues after an interruption, and more --seeds add to those that are there.
@@ -114,9 +115,9 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     """Train what is not there yet, one seed of each side after the other, and yield the rows."""
     if options.device != "cpu" and options.peers:
         raise SystemExit("--device: both sides train on the CPU; use --device cpu")
-    if options.method and options.peers:
+    if (options.method or options.teacher) and options.peers:
         raise SystemExit(
-            "--method: 3D-Speaker's side trains with labels; leave out --peer"
+            "--method, --teacher: 3D-Speaker's side trains with labels; leave out --peer"
         )
     options.threads = options.threads or torch.get_num_threads()
     name = "mini" if options.corpus is None else options.corpus.absolute().name
@@ -125,7 +126,7 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     with alone(folder / ".lock"):
         sides = [our_side(options, folder)]
         sides += [peer_side(options, folder, root) for root in options.peers.values()]
-        if options.method:
+        if options.method or options.teacher:
             sides.append(untrained_side(sides[0], folder / "data/test"))
         results = learn(sides, options.seeds)
     lists = sorted((folder / "data/test").glob("trials*"))
@@ -144,6 +145,8 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
 def label(options: argparse.Namespace) -> list[str]:
     """Return our part of a row's name: model, method, and settings that are not the recipe's."""
     methods = [options.method] if options.method else []
+    if options.teacher:
+        methods = ["distil", Path(options.teacher).name]
     return [options.model, *methods, *options.set]
 
 
@@ -199,6 +202,8 @@ def our_side(options: argparse.Namespace, folder: Path) -> Side:
     run_sh += ["--gpus", gpus, "--model", options.model]
     if options.method:
         run_sh += ["--task", "ssl", "--method", options.method]
+    if options.teacher:
+        run_sh += ["--task", "distil", "--teacher", options.teacher]
 
     prepare = [*run_sh, "--stop-stage", 2]
     if options.corpus is not None:
@@ -298,6 +303,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     models = "ours, one of conf/*.yaml (campplus_tiny)"
     add("--model", default="campplus_tiny", help=models)
     add("--method", help="train without labels: one of conf/ssl/*.yaml")
+    teacher = "learn from this experiment, model folder, hub:NAME or .onnx file"
+    add("--teacher", metavar="MODEL", help=teacher)
     add("--seeds", type=int, default=5, help="0 to this less one (5)")
     add("--minutes", type=float, default=10.0, help="of each training (10)")
     work = ROOT / "exp/learning"

@@ -1,6 +1,6 @@
 """The one waveform-to-embedding module: training, extraction, the API and ONNX all run it.
 
-Letters: B rows, S samples, T frames, F mel bins, D embedding.
+Letters: B rows, S samples, T frames, F mel bins, D embedding, E embedding before a projection.
 """
 
 import copy
@@ -10,11 +10,43 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from speakerlab.core.full_precision import autocast_off
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm, narrow
 from speakerlab.training.precision import Precision
+
+
+class TeacherSpace(nn.Module):
+    """Last layer of a student: maps its embeddings to where those of its teacher lie.
+
+    The student learns directions from the mean of the teacher's embeddings of length 1. This layer
+    returns points at the teacher's mean distance from that mean, in these directions.
+    embed_dim: of the backbone. target_dim: of the teacher.
+    """
+
+    mean_D: Tensor
+    radius: Tensor
+
+    def __init__(self, *, embed_dim: int, target_dim: int) -> None:
+        super().__init__()
+        # With equal dimensions, the last layer of the backbone does as well.
+        self.linear: nn.Module = nn.Identity()
+        if embed_dim != target_dim:
+            self.linear = nn.Linear(embed_dim, target_dim, bias=False)
+        self.register_buffer("mean_D", torch.zeros(target_dim))
+        self.register_buffer("radius", torch.ones(()))
+
+    def forward(self, emb_BE: Tensor) -> Tensor:
+        """Return emb_BD, float32."""
+        direction_BD = nn.functional.normalize(self.linear(emb_BE.float()), dim=1)
+        return direction_BD * self.radius + self.mean_D
+
+    def place(self, mean_D: Tensor, radius: Tensor) -> None:
+        """Set where the teacher's embeddings lie."""
+        self.mean_D.copy_(mean_D)
+        self.radius.copy_(radius)
 
 
 class Embedder(nn.Module):
@@ -23,7 +55,7 @@ class Embedder(nn.Module):
     Input longer than `max_seconds` is cut into equal windows whose embeddings are averaged, which
     bounds memory; input too short for the backbone is repeated. vad: removes silence before a whole
     recording is embedded; it takes one wave at a time and is not applied here. precision: format of
-    the backbone outside training; embeddings are float32.
+    the backbone outside training; embeddings are float32. projection: of a student that keeps it.
     """
 
     def __init__(
@@ -34,6 +66,7 @@ class Embedder(nn.Module):
         max_seconds: float = 120.0,
         vad: EnergyVad | None = None,
         precision: Precision | None = None,
+        projection: TeacherSpace | None = None,
     ) -> None:
         super().__init__()
         self.precision = precision
@@ -42,6 +75,9 @@ class Embedder(nn.Module):
         self.vad = vad
         self.sample_rate = fbank.sample_rate
         self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
+        self.projection = projection
+        if projection is not None:
+            self.embed_dim = len(projection.mean_D)
         self.max_samples = round(max_seconds * self.sample_rate)
         min_frames: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
         later_frames = min_frames - 1
@@ -101,9 +137,17 @@ class Embedder(nn.Module):
         if self.compiled and self.training:
             backbone = self.compiled[0]
         if self.precision is None:
-            return backbone(feats_BTF)
+            return self._project(backbone(feats_BTF))
         with self.precision.autocast():
-            return backbone(feats_BTF).float()
+            emb_BD = backbone(feats_BTF).float()
+        return self._project(emb_BD)
+
+    def _project(self, emb_BD: Tensor) -> Tensor:
+        """Return the embeddings in the space of the teacher, for a student that keeps it."""
+        if self.projection is None:
+            return emb_BD
+        with autocast_off(emb_BD):
+            return self.projection(emb_BD)
 
     def for_inference(
         self, precision: Precision | None = None, *, in_place: bool = False
@@ -134,6 +178,7 @@ class Embedder(nn.Module):
             max_seconds=self.max_samples / self.sample_rate,
             vad=self.vad,
             precision=precision,
+            projection=self.projection,
         )
         return embedder.eval()
 

@@ -83,8 +83,10 @@ set_option() { # OPTION NAME KIND VALUE: check a value of this kind, and set the
 }
 
 check_options() { # set `ranks`, the options of train, `processes`, of extract, and `devices`, of others
+  if [[ ${task-} != ssl && -n ${method-} ]]; then die "--method $method: only with --task ssl; leave it out"; fi
   if ((stop_stage < stage)); then die "--stop-stage: $stop_stage is before --stage $stage"; fi
   if ((stage == 4 || stop_stage == 4)) && [[ ${large_margin:=true} == false ]]; then die '--large-margin false: not with stage 4'; fi
+  if [[ ${task-} == @(ssl|distil) && $large_margin == true ]]; then die "--large-margin, --stage 4: not with --task $task"; fi
   if [[ -n $job && ($stage != "$stop_stage" || $stage != [25] || $nnodes -gt 1) ]]; then
     die "--job $job: needs exactly stage 2 or 5 of one host; add --stage 2 --stop-stage 2"
   fi
@@ -96,7 +98,7 @@ check_options() { # set `ranks`, the options of train, `processes`, of extract, 
   if ((nnodes > 1)) && [[ -z $node_rank ]]; then die '--node-rank: missing; number the hosts from 0'; fi
   if ((nnodes > 1)); then processes+=(--job "$((node_rank + 1))/$nnodes"); fi
   if ((nnodes > 1)) && [[ $node_rank == 0 ]]; then processes+=(--wait-minutes "$wait_minutes"); fi
-  ranks+=(${nnodes:+--nnodes "$nnodes"} ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"})
+  ranks+=(${nnodes:+--nnodes "$nnodes"} ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"} ${teacher:+--teacher "$teacher"})
 }
 
 check_training() { # LAYER...: check the training before hours of work; set `banks`, noise and rooms to check
@@ -121,8 +123,7 @@ check_training() { # LAYER...: check the training before hours of work; set `ban
 }
 
 stage() { # NUMBER TITLE: begin a stage; false if it is not to run, here
-  if (($1 < stage || $1 > stop_stage)); then return 1; fi
-  current=$1
+  if (($1 < stage || $1 > stop_stage)); then return 1; else current=$1; fi
   if [[ ${node_rank:-0} == 0 || $1 == [345] ]]; then say "stage $1: $2" || true; else say "stage $1: runs on node rank 0 only" && false; fi
 }
 
@@ -156,5 +157,4 @@ report_end() {
   if [[ $code == @(129|130|138|143) ]]; then end="stopped by SIG$(kill -l "$code"); run the same command again to resume"; fi
   if ((code)) && [[ -n $current$stopped ]]; then echo "${current:+stage $current: }$end" >&2; fi
 }
-trap report_end EXIT
-for signal in TERM INT HUP USR1; do trap "pass_on $signal" "$signal"; done
+trap report_end EXIT && for signal in TERM INT HUP USR1; do trap "pass_on $signal" "$signal"; done

@@ -8,13 +8,14 @@ recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv             # sv|ssl|lid|diar: verification, without labels, language identification, diarization
+task=sv             # sv|ssl|distil|lid|diar: verification, without labels, from --teacher, language identification, diarization
 model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
 init=               # MODEL: start from this experiment, model folder or hub:NAME
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
+teacher=            # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
 corpus=             # DIR: where the corpus is made (default: corpus)
 noise=corpus        # DIR|none|corpus: noise for augmentation; corpus: synthesized with it
 rirs=corpus         # DIR|none|corpus: room impulse responses; corpus: synthesized with it
@@ -25,8 +26,6 @@ codec=pcm           # pcm|flac: of packed audio; flac takes two thirds of the di
 hardware=auto       # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
 if [[ $task == lid || $task == diar ]]; then exec bash "$recipe/run_$task.sh" "$@"; fi
-if [[ $task != ssl && -n $method ]]; then die "--method $method: only with --task ssl; leave it out"; fi
-if [[ $task == ssl && $large_margin == true ]]; then die '--large-margin, --stage 4: not with --task ssl'; fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
 config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
@@ -37,6 +36,7 @@ if [[ $task == ssl ]]; then
   config+=("$recipe/conf/ssl.yaml")
   if [[ -f $recipe/conf/$method.yaml ]]; then config+=("$recipe/conf/$method.yaml"); fi
 fi
+if [[ $task == distil ]]; then config+=(distil) name+=_distil; fi
 if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")

@@ -9,7 +9,7 @@ recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv             # sv|ssl: verification, or the same without labels
+task=sv             # sv|ssl|distil: verification, the same without labels, or learned from --teacher
 model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
@@ -17,6 +17,7 @@ init=               # MODEL: fine-tune this experiment, model folder or hub:NAME
 folds=1             # 1-20: cross-validation over speakers in so many parts; see README.md
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
+teacher=            # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
 corpus=             # DIR: your recordings, DIR/SPEAKER/*.wav or other formats
 noise=              # DIR|none|auto: noise for augmentation (default: none, or what stage 1 was given)
 rirs=               # DIR|none|auto: room impulse responses (default: none, or what stage 1 was given)
@@ -27,8 +28,6 @@ features=wave       # wave|fbank: what stage 2 packs; fbank trains faster, witho
 codec=pcm           # pcm|flac: of packed audio; flac takes two thirds of the disk
 hardware=auto       # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ $task != ssl && -n $method ]]; then die "--method $method: only with --task ssl; leave it out"; fi
-if [[ $task == ssl && $large_margin == true ]]; then die '--large-margin, --stage 4: not with --task ssl'; fi
 if ((folds > 1)) && [[ -z $init || $task$large_margin$job$nnodes != sv ]]; then
   die '--folds: needs --init, and one host; not with --task ssl, --large-margin or --job'
 fi
@@ -41,6 +40,7 @@ if [[ -n $init && $task == sv ]]; then
   config=("$init/config.yaml" "$recipe/conf.yaml" finetune/own_data) # first the model's own
 fi
 if [[ $task == ssl ]]; then config+=("ssl/${method:=simclr}") name+=_$method; fi
+if [[ $task == distil ]]; then config+=(distil) name+=_distil; fi
 if ((folds > 1)); then name=${name/%_own_data/_folds} set=(data.valid_speakers=0 "${set[@]}"); fi # all train
 if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi

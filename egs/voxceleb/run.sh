@@ -8,13 +8,14 @@ recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv           # sv|ssl: verification, or the same without labels
+task=sv           # sv|ssl|distil: verification, the same without labels, or learned from --teacher
 model=campplus    # NAME: conf/NAME.yaml, or one of its variants
 seed=0            # 0-4294967295: random seed of weights, data order and augmentation
 set=()            # KEY=VALUE: settings that override all files, such as training.lr=0.1
 init=             # MODEL: start from this experiment, model folder or hub:NAME
 large_margin=     # true|false: also run stage 4 (default: false)
 method=           # dino|sdpn|simclr: with --task ssl (default: dino)
+teacher=          # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
 corpus=           # DIR: VoxCeleb1 and 2; stage 0 gets the lists and unpacks archives
 noise=auto        # DIR|none|auto: noise for augmentation; auto: musan, in or beside the corpus
 rirs=auto         # DIR|none|auto: room impulse responses; auto: RIRS_NOISES, in or beside the corpus
@@ -24,8 +25,6 @@ features=wave     # wave|fbank: what stage 2 packs; fbank trains faster, without
 codec=pcm         # pcm|flac: of packed audio; flac takes two thirds of the disk
 hardware=auto     # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ $task != ssl && -n $method ]]; then die "--method $method: only with --task ssl; leave it out"; fi
-if [[ $task == ssl && $large_margin == true ]]; then die '--large-margin, --stage 4: not with --task ssl'; fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
 config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
@@ -36,6 +35,7 @@ if [[ $model == redimnet2_b6 ]]; then tuning=finetune/large_margin_redimnet2; fi
 backends=(cosine mean+cosine mean+cosine+asnorm) # of stage 6, a row of results each
 learned_from=(--development "$data/train")       # what these back ends learn from
 if [[ $task == ssl ]]; then config+=("ssl/${method:=dino}") name+=_$method backends=(cosine) learned_from=(); fi
+if [[ $task == distil ]]; then config+=(distil) name+=_distil backends=(cosine) learned_from=(); fi
 if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
@@ -79,7 +79,7 @@ fi
 if stage 5 embeddings; then
   for system in "${systems[@]}"; do
     run speakerlab extract --exp "$system" --data "$data/test" "${processes[@]}"
-    if [[ $task == ssl ]]; then continue; fi
+    if [[ $task != sv ]]; then continue; fi
     run speakerlab extract --exp "$system" --data "$data/train" --per-speaker 10 "${processes[@]}"
   done
 fi

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.core.atomic import check_writable
+from speakerlab.core.counting import count_of
 from speakerlab.data.tables import require_checked
 from speakerlab.data.treatments import UNTREATED, Treatment, read_treatments
 
@@ -57,7 +58,7 @@ def extract(
     For each parameter, see the help of the option of the same name in `parse`. job: (I, N) for part
     I of N. wait_minutes: None for not waiting for other jobs.
     """
-    from speakerlab.checkpoints.model_files import read_settings
+    from speakerlab.checkpoints.model_files import read_card, read_settings
     from speakerlab.checkpoints.published import load_initial, load_published
     from speakerlab.data.manifest import read_manifest
     from speakerlab.inference.workers import precision_here, share_threads
@@ -83,6 +84,10 @@ def extract(
         "vad": published.config.vad,
     }
     facts |= choose_windows(embedder, max_seconds)
+    # Of a student, whose embeddings can be compared with its teacher's.
+    space = read_card(exp_dir).get("space")
+    if space and not untrained:
+        facts["space"] = space
 
     # Plan all tables before computing the first, so that errors in any table show at once.
     manifest = read_manifest([data_dir], sample_rate=embedder.sample_rate)
@@ -215,10 +220,10 @@ def compute(
     # Treated utterances are the same recordings.
     if num_doubtful and "treatment" not in table.facts:
         log.warning(
-            "%s: %d utterances are silent, clipped, noise or tones; `speakerlab check"
+            "%s: may be no speech (silent, clipped, noise, tone): %s; `speakerlab check"
             " --decode --force` lists those of a data directory",
             table.stem,
-            num_doubtful,
+            count_of(num_doubtful, "utterance"),
         )
 
     num_jobs = job[1]
@@ -236,9 +241,9 @@ def compute(
             return
         table.wait(num_jobs, minutes=wait_minutes)
     log.info(
-        "%s: %d embeddings of %d dimensions",
+        "%s: %s of %d dimensions",
         table.stem,
-        len(table.pieces),
+        count_of(len(table.pieces), "embedding"),
         embedder.embed_dim,
     )
 

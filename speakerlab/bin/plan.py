@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import nearest
 
 if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
@@ -111,9 +112,14 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     from speakerlab.training.batch_size import MemoryTooSmall
 
     num_classes = args.speakers * len(class_speeds(config))
+    target = count_of(num_classes, "class")
+    if config.objective is not None:
+        target = config.objective.name
+    elif not config.has_head:
+        teachers = " and ".join(config.distil.teachers) or "a teacher"
+        target = f"taught by {teachers}"
     unit, length = build.batch_unit(config)
     training = config.training
-    target = config.objective.name if config.objective else f"{num_classes} classes"
     print_wrapped(
         f"{config.model.name}, {target}, {unit}s{length}, global batch"
         f" {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}",

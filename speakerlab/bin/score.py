@@ -5,6 +5,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     if not args.force and is_scored(args, inputs, treatments):
         return
 
-    system = open_system(args.exp, args.development)
+    system = open_system(args.exp, args.development, args.enrol_exp)
     # Check before the work: an error at the end would lose the results.
     for name in ("results.json", "scores/list.txt"):
         check_writable(args.exp / name)
@@ -103,9 +104,14 @@ def inputs_of(args: Namespace) -> dict[str, Any]:
     reference = None
     if args.reference:
         reference = done.file_digest(args.reference)
+    enrolment: list[dict[str, str]] = []
+    if args.enrol_exp is not None:
+        for folder in data_dirs(args):
+            enrolment.append(set_inputs(args.enrol_exp, folder))
     return {
         **model_inputs(args.exp),
         "options": options,
+        "enrolment": enrolment,
         "trials": {str(path): done.file_digest(path) for path in args.trials},
         "sets": [set_inputs(args.exp, folder) for folder in folders],
         "reference": reference,
@@ -154,6 +160,10 @@ def score(
     written = ["../report.html"]
     for path in args.trials:
         listed = read_trial_list(path)
+        if args.enrol_exp is not None:
+            # A result of its own, beside that of the list with one model.
+            name = f"{listed.name}, enrolled by {args.enrol_exp.name}"
+            listed = replace(listed, name=name)
         notes += notes_of_short_utterances(listed, treatments)
         list_rows, list_scores, skipped = evaluate(
             system,
@@ -170,7 +180,7 @@ def score(
             args.exp / "results.json", list_rows, asked=args.backend
         )
         for scored in list_scores:
-            name = scores_file(path, scored.backend)
+            name = scores_file(path, scored.backend, args.enrol_exp)
             file = args.exp / "scores" / name
             write_scores(file, listed.trials, scored.scores_N)
             written.append(name)
@@ -183,9 +193,24 @@ def score(
     return written
 
 
-def scores_file(trials: Path, back_end: str) -> str:
+def check_one_space(exp_dir: Path, enrol_exp_dir: Path) -> None:
+    """Raise ValueError unless the embeddings of two models can be compared."""
+    spaces: list[str] = []
+    for path in (exp_dir, enrol_exp_dir):
+        card = model_files.read_card(path)
+        spaces.append(model_files.space_of(card))
+    if len(set(spaces)) > 1:
+        raise ValueError(
+            f"--enrol-exp: embeddings of {enrol_exp_dir} and {exp_dir} cannot be compared:"
+            " neither was taught by the other with distil.projection=keep; leave it out"
+        )
+
+
+def scores_file(trials: Path, back_end: str, enrol_exp_dir: Path | None) -> str:
     """Return the file name of a list's scores; plain cosine is left out of the name."""
     name = f"{trials.parent.name}_{trials.name}"
+    if enrol_exp_dir is not None:
+        name += f"_enrolled_by_{enrol_exp_dir.name}"
     if back_end != "cosine":
         name += f"_{back_end}"
     return f"{name}.txt"
@@ -215,6 +240,10 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--exp DIR", "experiment with embeddings of the trials", required=True)
     options.add(
         "--trials FILE", "lists, each in its data directory", nargs="+", required=True
+    )
+    options.add(
+        "--enrol-exp DIR",
+        "experiment whose embeddings the enrolment side has: a student's teacher",
     )
     back_end = (
         "any of mean lda whiten length, then cosine or plda, then optionally snorm or"
@@ -335,8 +364,17 @@ def notes_of_short_utterances(
     return notes
 
 
-def open_system(exp_dir: Path, development: Path | None) -> System:
-    """Open the experiment's model and its development set, by default the first training set."""
+def open_system(
+    exp_dir: Path,
+    development: Path | None,
+    enrol_exp_dir: Path | None = None,
+) -> System:
+    """Open the experiment's model and its development set, by default the first training set.
+
+    enrol_exp_dir: the experiment of the enrolment side; ValueError if the two cannot be compared.
+    """
+    if enrol_exp_dir is not None:
+        check_one_space(exp_dir, enrol_exp_dir)
     model = model_files.find_model(exp_dir)
     data = model_files.read_settings(exp_dir)["data"]
     folder = development
@@ -359,6 +397,8 @@ def open_system(exp_dir: Path, development: Path | None) -> System:
     return System(
         exp_dir=exp_dir,
         card=model_files.read_card(model),
-        calibration=model_files.read_calibration(model),
+        # Learned from trials whose sides are of one model.
+        calibration=None if enrol_exp_dir else model_files.read_calibration(model),
         development=development_set,
+        enrol_exp_dir=enrol_exp_dir,
     )

@@ -5,6 +5,7 @@ the command starts its ranks; torchrun, srun and operators that set RANK and WOR
 as one of theirs. After running out of memory it starts once more, with a smaller micro-batch.
 """
 
+import json
 import logging
 import os
 import sys
@@ -64,6 +65,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
     )
     options.add("--config YAML", config, nargs="+", required=True)
     options.add("--init MODEL", "start from this experiment, model folder or hub:NAME")
+    teachers = "learn from this experiment, model folder, hub:NAME or .onnx file"
+    options.add("--teacher MODEL", f"{teachers} (task distil)", nargs="+")
     options.add_settings(
         "change settings; they override all files, e.g. training.lr=0.1"
     )
@@ -90,6 +93,10 @@ def parse(arguments: Sequence[str]) -> Namespace:
     check_hosts(args)
     if args.init is not None:
         args.init = find_initial(args.init)
+    if args.teacher is not None:
+        teachers = [str(path) for path in args.teacher]
+        names = json.dumps(teachers, ensure_ascii=False)
+        args.set = [*args.set, f"distil.teachers={names}"]
     return args
 
 
@@ -338,6 +345,11 @@ def read_config(args: Namespace) -> "Config":
     from speakerlab.experiments.consistency import load_same_config
 
     config = load_same_config(args.exp, args.config, args.set)
+    if args.teacher is not None and config.task != "distil":
+        raise ValueError(
+            f"--teacher: the task is {config.task}, which has no teacher; add distil to"
+            " --config (run.sh: --task distil), or leave it out"
+        )
     check_devices(args, config)
     return config
 
@@ -357,12 +369,16 @@ def check_devices(args: Namespace, config: "Config") -> None:
 def check_inputs(args: Namespace, config: "Config") -> int:
     """Check the inputs before the ranks start; return the number of GPUs they may use."""
     from speakerlab.config.build import check_margin
-    from speakerlab.experiments.consistency import check_initial_model
+    from speakerlab.experiments.consistency import (
+        check_initial_model,
+        check_teachers,
+    )
     from speakerlab.training.devices import count_gpus
 
     num_gpus = count_gpus(config.runtime.device, num_ranks=args.nproc)
     check_margin(config)
     check_initial_model(config, args.init, args.exp)
+    check_teachers(config, args.exp)
     return num_gpus
 
 

@@ -38,6 +38,7 @@ from speakerlab.checkpoints.toolkit_config import (
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.schema import Config, parse_config
 from speakerlab.core.atomic import file_sha256, replacing
+from speakerlab.core.counting import count_of
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
 
@@ -138,7 +139,7 @@ def import_checkpoint(
             head_state, classes = _named_head(our_config, embedder, head_CD, speakers)
         head = "no head (see --speakers)"
         if head_state:
-            head = f"head of {len(classes)} speakers"
+            head = f"head of {count_of(len(classes), 'speaker')}"
         log.info(
             "%s: %s, features of %s, %s",
             file.name,
@@ -174,6 +175,11 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     Raises ValueError if 3D-Speaker has no such model or would compute other features.
     """
     published = load_published(model)
+    if published.embedder.projection is not None:
+        raise ValueError(
+            f"{model}: 3D-Speaker has no place for the projection to its teacher's space;"
+            " train with distil.projection=drop, or export to ONNX"
+        )
     state = published.embedder.backbone.state_dict()
     names = _published_names(published.config, state, where=str(model))
     renamed_state: dict[str, Tensor] = {}

@@ -3,6 +3,7 @@
 In: the path of an experiment or of a model folder. Out: paths and plain values.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ CARD = keys(
         "train_page": list[str],
         "train_licence": list[str],
         "train_languages": list[str],
+        "space": str | None,
+        "teachers": list[dict[str, Any]],
     },
     sha256=str,
     embed_dim=int,
@@ -102,6 +105,15 @@ def read_source(path: Path) -> dict[str, Any] | None:
     card = read_card(path)
     source = card.get("source")
     return source or card.get("init_source")
+
+
+def space_of(card: Mapping[str, Any]) -> str:
+    """Return the sha256 that names the space of a model's embeddings, given its card.
+
+    Embeddings of one space can be compared. A model has its own; a student of one teacher whose
+    projection is kept shares its teacher's.
+    """
+    return card.get("space") or card["sha256"]
 
 
 def read_settings(path: Path) -> dict[str, Any]:

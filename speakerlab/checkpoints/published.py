@@ -22,7 +22,11 @@ from speakerlab.checkpoints.model_files import (
     read_tuning,
     refuse_substitute,
 )
-from speakerlab.config.build import build_backbone, build_embedder
+from speakerlab.config.build import (
+    build_backbone,
+    build_embedder,
+    build_projection,
+)
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import (
     check_writable,
@@ -130,8 +134,11 @@ def load_published(path: Path) -> Published:
     # Compare the shapes before any memory is taken: a wrong config.yaml may state huge sizes.
     with _naming(folder / "config.yaml"), shapes_only():
         backbone = build_backbone(config)
-    # Only the backbone of an embedder has weights; the name gives the same prefix.
-    network = nn.ModuleDict({"backbone": backbone})
+        # Only these parts of an embedder have weights; the names give the same prefixes.
+        network = nn.ModuleDict({"backbone": backbone})
+        projection = build_projection(config, backbone)
+        if projection is not None:
+            network["projection"] = projection
     tensors = read_tensors_of(network, weights)
     with _naming(folder / "config.yaml"):
         embedder = build_embedder(config)

@@ -10,16 +10,18 @@ from torch import nn
 
 from speakerlab.config.schema import Config
 from speakerlab.core.shapes import shapes_only
-from speakerlab.embedder import Embedder
+from speakerlab.embedder import Embedder, TeacherSpace
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
+from speakerlab.losses.distillation import Distillation, compares_crops
 from speakerlab.losses.head import Head
 from speakerlab.losses.objective import Objective
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
+from speakerlab.training.distillation import DistillationTask
 from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import SCHEDULES, LearningRate
@@ -37,11 +39,13 @@ def build_task(
     precision: Precision,
     augment: Augment | None = None,
     shards: Shards | None = None,
+    target_dim: int = 0,
 ) -> Task:
     """Build the task, which computes the loss of a batch, on the CPU.
 
     augment: from `build_augment`; None: no noise and no rooms. shards: the ranks that the rows of
-    the head are split over or, in self-supervised training, whose utterances are compared.
+    the head are split over or, without labels, whose utterances are compared. target_dim:
+    dimensions of the teachers.
     """
     embedder = build_embedder(config)
     embed_dim = embedder.embed_dim
@@ -55,6 +59,24 @@ def build_task(
             objective=objective,
             views=build_views(config),
             momentum=config.views.teacher_momentum,
+            precision=precision,
+        )
+    if config.task == "distil":
+        distance = build_distillation(
+            config,
+            embed_dim=embed_dim,
+            target_dim=target_dim,
+            shards=shards,
+        )
+        head = None
+        if config.has_head:
+            head = build_head(config, embed_dim=embed_dim, num_classes=num_classes)
+        return DistillationTask(
+            augment=augment,
+            embedder=embedder,
+            distance=distance,
+            head=head,
+            label_weight=config.distil.label_weight,
             precision=precision,
         )
     head = build_head(
@@ -85,7 +107,17 @@ def build_embedder(config: Config) -> Embedder:
         backbone=backbone,
         max_seconds=config.model.max_seconds,
         vad=vad,
+        projection=build_projection(config, backbone),
     )
+
+
+def build_projection(config: Config, backbone: nn.Module) -> TeacherSpace | None:
+    """Build the projection that a student keeps; None for other models."""
+    target_dim = config.distil.target_dim
+    if target_dim is None:
+        return None
+    embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAssignmentType]
+    return TeacherSpace(embed_dim=embed_dim, target_dim=target_dim)
 
 
 def build_backbone(config: Config) -> nn.Module:
@@ -149,8 +181,34 @@ def build_objective(
     return make(embed_dim=embed_dim, shards=shards, **args)  # pyright: ignore[reportCallIssue]
 
 
+def build_distillation(
+    config: Config,
+    *,
+    embed_dim: int,
+    target_dim: int,
+    shards: Shards | None = None,
+) -> Distillation:
+    """Build the losses of distillation, with weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed + 1)
+    return Distillation(
+        embed_dim=embed_dim,
+        target_dim=target_dim,
+        weights=config.distil.losses,
+        temperature=config.distil.temperature,
+        is_projected=embed_dim != target_dim,
+        is_kept=config.distil.target_dim is not None,
+        shards=shards,
+    )
+
+
 def why_undivided(config: Config) -> str:
     """Return why a rank must compute its share of a batch at once; "" if it need not."""
+    if config.task == "distil":
+        weights = config.distil.losses
+        if not compares_crops(weights):
+            return ""
+        names = ", ".join(name for name in weights if weights[name])
+        return f"distil.losses ({names}) compare all crops of a batch"
     if config.task != "ssl" or config.objective is None:
         return ""
     # Reading an attribute needs no weights.
@@ -162,7 +220,10 @@ def why_undivided(config: Config) -> str:
 
 
 def num_choices(config: Config) -> int:
-    """Return the number of choices of the objective; the loss of guessing is its logarithm."""
+    """Return the number of choices without labels; the loss of guessing is its logarithm."""
+    # A student finds its target among those of the batch.
+    if config.task == "distil":
+        return config.training.global_batch
     assert config.objective is not None
     with shapes_only():
         num_prototypes = build_objective(config, embed_dim=1).num_prototypes
@@ -224,6 +285,8 @@ def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
     if config.task == "identification":
         # Validation and the published model need all rows.
         reason = "identification needs the whole head; use auto"
+    elif config.task == "distil":
+        reason = "distillation needs the whole head; use auto"
     elif config.head.name not in SPLITTABLE:
         heads = ", ".join(SPLITTABLE)
         reason = f"rows of {config.head.name} cannot be split; use head {heads}, or off"

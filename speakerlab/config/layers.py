@@ -120,7 +120,13 @@ def read_layer(file: Path) -> tuple[Values, dict[str, Values]]:
 
 def model_names() -> list[str]:
     """Return the names of all models in conf/, of files and of variants."""
-    return layer_names(CONF)
+    overlays = [path.stem for path in CONF.glob("*.yaml") if not _is_model(path)]
+    return [name for name in layer_names(CONF) if name not in overlays]
+
+
+def _is_model(path: Path) -> bool:
+    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    return isinstance(values, dict) and "model" in values
 
 
 def layer_names(folder: Path) -> list[str]:
@@ -132,7 +138,7 @@ def layer_names(folder: Path) -> list[str]:
 
 def _shipped_names() -> list[str]:
     """Return the names of all layers in conf/ and its folders, in the form for `find_layer`."""
-    names = model_names()
+    names = layer_names(CONF)
     for folder in sorted(CONF.iterdir()):
         if folder.is_dir():
             names += [f"{folder.name}/{name}" for name in layer_names(folder)]

@@ -20,6 +20,7 @@ from speakerlab.config.sections import (
     Component,
     Count,
     CountFromZero,
+    DistilConfig,
     NotNegative,
     Positive,
     Section,
@@ -34,6 +35,7 @@ from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
+from speakerlab.losses.distillation import DISTILLATION_LOSSES
 from speakerlab.models import MODELS
 from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.schedules import SCHEDULES, SUPPLIED
@@ -55,6 +57,7 @@ NOT_LEARNED = (
     "training.average_checkpoints",
     "training.keep_better",
     "training.on_divergence",
+    "distil.teachers",  # `consistency.check_teachers` compares their weights
 )
 # Section -> (the values of its `name`, constructor arguments that the program supplies).
 NAMED: Mapping[str, tuple[Registry, Names]] = {
@@ -93,6 +96,7 @@ class DataConfig(Section):
     # 10, but at most a fifth of them and at most 500.
     # In identification, if the classes are the speakers, a number of utterances. null: the same
     # share of the utterances, but at least one of each class and without the limit of 500.
+    # In distillation without labels, a number of utterances.
     valid_speakers: CountFromZero | None = None
 
 
@@ -185,15 +189,17 @@ class Config(Section):
 
     task: verification compares unseen speakers; identification predicts one of the training
     classes, which are speakers or the labels of `data.labels`; ssl (self-supervised learning)
-    trains for verification without labels, with an `objective` instead of a head.
+    trains for verification without labels, with an `objective` instead of a head; distil trains for
+    verification with the embeddings of a teacher, and a head only if `distil.label_weight` is set.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    task: Literal["verification", "identification", "ssl"] = "verification"
+    task: Literal["verification", "identification", "ssl", "distil"] = "verification"
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
     objective: Component | None = None  # of the task ssl
     views: ViewsConfig = ViewsConfig()
+    distil: DistilConfig = DistilConfig()
     frontend: dict[str, Any] = {}  # args of Fbank
     vad: dict[str, Any] | None = None  # args of EnergyVad; null: silence is kept
     augment: AugmentConfig = AugmentConfig()
@@ -227,9 +233,69 @@ class Config(Section):
             raise ValueError(
                 "augment.speed_classes: on is only for verification; use auto or off"
             )
+        self._check_voices()
         if self.task == "ssl":
             self._check_views()
+        if self.task == "distil":
+            self._check_distil()
         return self
+
+    @property
+    def has_head(self) -> bool:
+        """Return whether training uses the labels of the utterances, for a head."""
+        if self.task == "distil":
+            return self.distil.label_weight > 0
+        return self.task != "ssl"
+
+    def _check_distil(self) -> None:
+        """Raise ValueError unless the settings fit training with a teacher."""
+        known_losses = ", ".join(DISTILLATION_LOSSES)
+        for name in self.distil.losses:
+            if name not in DISTILLATION_LOSSES:
+                raise ValueError(
+                    f"distil.losses: unknown loss '{name}'; use {known_losses}"
+                )
+        if not any(self.distil.losses.values()):
+            raise ValueError(
+                f"distil.losses: all weights are 0; set one of {known_losses}"
+            )
+        if self.data.features != "wave":
+            raise ValueError(
+                "data.features: a teacher hears waves, not stored features; set"
+                " data.features=wave"
+            )
+        if self.distil.targets == "utterance" and self.augment.speeds != (1.0,):
+            raise ValueError(
+                "augment.speeds: the target of an utterance is not that of its voice at"
+                " another speed; set augment.speeds=[1.0], or distil.targets=crop"
+            )
+        if self.training.freeze_epochs:
+            raise ValueError(
+                "training.freeze_epochs: without a head alone to train, nothing would"
+                " learn; set it to 0"
+            )
+        if self.training.speaker_balance and not self.has_head:
+            raise ValueError(
+                "training.speaker_balance: labels are not used; set it to 0, or a"
+                " distil.label_weight above 0"
+            )
+
+    def _check_voices(self) -> None:
+        """Raise ValueError if a changed voice would have a label or target that is not its own."""
+        changes: list[str] = []
+        for key in ("pitch_prob", "formants_prob"):
+            if getattr(self.augment, key):
+                changes.append(f"augment.{key}")
+        # A language or a sex stays the same; a teacher says what it hears.
+        names_other_classes = self.data.labels != "utt2spk"
+        hears_crops = self.task == "distil" and self.distil.targets == "crop"
+        has_targets = hears_crops and not self.has_head
+        if changes and not names_other_classes and not has_targets:
+            raise ValueError(
+                f"{', '.join(changes)}: the changed voice is not the speaker's; set it to"
+                " 0, or train with a teacher that hears it (task distil,"
+                " distil.targets=crop, distil.label_weight=0)"
+            )
 
     def _check_views(self) -> None:
         if self.objective is None:

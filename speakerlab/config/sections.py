@@ -82,6 +82,37 @@ class ViewsConfig(Section):
     teacher_momentum: Share = 0.996  # in the first step; rises to 1
 
 
+class DistilConfig(Section):
+    """What a student learns from its teachers, in the task `distil`."""
+
+    # Experiments, model folders, hub:NAME or .onnx files; several are joined to one target.
+    teachers: tuple[str, ...] = ()
+    # utterance: the teacher has embedded each whole utterance before the training. crop: it embeds
+    # each crop during the training, so a changed voice has a target of its own.
+    targets: Literal["utterance", "crop"] = "utterance"
+    # With `crop`. clean: the crop in its changed voice, without room, noise and channel. augmented:
+    # what the student hears.
+    hears: Literal["clean", "augmented"] = "clean"
+    # Weights of losses/distillation.py.
+    losses: dict[Label, NotNegative] = {"cosine": 1.0, "relations": 4.0}
+    temperature: Positive = 0.1  # of the loss `contrast`
+    # keep: the student is published with a projection to the teacher's space, where the embeddings
+    # of both can be compared. drop: where dimensions differ, the training has a linear layer that
+    # is not published. auto: keep with one teacher.
+    projection: Literal["auto", "keep", "drop"] = "auto"
+    # Written by training: dimensions of the projection that is kept; null: none.
+    target_dim: Count | None = None
+    # Weight of the head and its loss, which need labels; 0: labels are not used.
+    label_weight: NotNegative = 0.0
+
+    @property
+    def keeps_projection(self) -> bool:
+        """Return whether the student's embeddings are to be compared with its teacher's."""
+        if self.projection == "auto":
+            return len(self.teachers) == 1
+        return self.projection == "keep"
+
+
 class AugmentConfig(Section):
     """Augmentation of a training crop. The first speed is 1.
 
@@ -92,6 +123,11 @@ class AugmentConfig(Section):
     speeds: Speeds = (1.0, 0.9, 1.1)
     # on: a speaker at another speed counts as another speaker.
     speed_classes: Literal["auto", "on", "off"] = "auto"
+    # New voices, for a teacher that hears them: their labels would be wrong.
+    pitch_prob: Share = 0.0
+    pitch_semitones: Range = (-3.0, 3.0)
+    formants_prob: Share = 0.0
+    formant_range: Range = (0.85, 1.15)
     room_prob: Share = 0.4
     noise_prob: Share = 0.4
     snr_db: Range = (0.0, 15.0)  # of the kind `noise`

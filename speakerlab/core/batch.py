@@ -1,6 +1,7 @@
 """Crops, batches and draws, which pass from the data workers to training.
 
-Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins.
+Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins,
+D dimensions of a teacher.
 Every random draw travels here; the modules that apply the draws are deterministic.
 """
 
@@ -51,6 +52,8 @@ class Crop:
     row: int  # row of the manifest
     # By the augmentation's name; an augmentation that does not change this crop has no draw.
     draws: Mapping[str, Draw]
+    # float32, a teacher's embedding of the utterance; None without a stored one.
+    target_D: np.ndarray | None = None
 
 
 class Batch(NamedTuple):
@@ -66,6 +69,8 @@ class Batch(NamedTuple):
     position_B: Tensor  # (B,) int64
     row_B: Tensor  # (B,) int64
     draws: Mapping[str, list[Draws]]  # by the augmentation's name
+    # float32, embeddings of a teacher (training/distillation.py); None without a teacher.
+    target_BD: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the same batch on `device`; the copy does not block where the memory is pinned."""

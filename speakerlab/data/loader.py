@@ -13,7 +13,7 @@ changes the random draws.
 `Pieces`, at the end, reads parts of whole utterances, for validation and extraction.
 
 Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
-P utterances of an epoch, T frames, F mel bins.
+P utterances of an epoch, T frames, F mel bins, D dimensions of a teacher.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,6 +115,7 @@ class TrainCrops(Dataset[Crop]):
         because a speaker at another speed is another class.
     clean_crops: number of these crops, from the first one on, that are not augmented except by
         their speed.
+    target_ND: a teacher's embedding of each utterance.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class TrainCrops(Dataset[Crop]):
         frame_shift: int = 1,
         crops_each: int = 1,
         clean_crops: int = 0,
+        target_ND: np.ndarray | None = None,
     ) -> None:
         num_speakers = len(manifest.speakers)
         assert label_KN.shape == (len(speeds), num_speakers)
@@ -144,6 +146,7 @@ class TrainCrops(Dataset[Crop]):
         self.frame_shift = frame_shift
         self.crops_each = crops_each
         self.clean_crops = clean_crops
+        self.target_ND = target_ND
 
         # A crop at speed 1.1 becomes shorter by that factor, so more samples are read for it.
         self.read_samples = [round(crop_samples * speed) for speed in speeds]
@@ -199,6 +202,7 @@ class TrainCrops(Dataset[Crop]):
             position=position,
             row=row,
             draws=crop_draws,
+            target_D=None if self.target_ND is None else self.target_ND[row],
         )
 
     def read(self, crop: Crop) -> Crop:
@@ -280,6 +284,11 @@ def collate(crops: Sequence[Crop]) -> Batch:
         ]
     )
     label_B, position_B, row_B = numbers_3B
+
+    targets: list[np.ndarray] = []
+    for crop in crops:
+        if crop.target_D is not None:
+            targets.append(crop.target_D)
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
         feats_BTF=torch.from_numpy(feats_BTF),
@@ -287,6 +296,7 @@ def collate(crops: Sequence[Crop]) -> Batch:
         position_B=position_B,
         row_B=row_B,
         draws=_stack_draws(crops),
+        target_BD=torch.from_numpy(np.stack(targets)) if targets else None,
     )
 
 

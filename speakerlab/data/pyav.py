@@ -18,10 +18,11 @@ from speakerlab.data.sources import (
     size_of,
 )
 
-# Formats that PyAV may open. Other formats of FFmpeg are lists of files or addresses to read.
+# Formats that PyAV may open. Others of FFmpeg are lists of files or addresses to read, or do not
+# say that a recording was cut. Its list of all formats is not used: it grows with every version.
 FORMATS = (
-    "mov,mp4,m4a,3gp,matroska,webm,aac,adts,ac3,amr,aiff,ape,asf,au,avi,caf,flac,flv,mp3,mpeg,"
-    "mpegts,nistsphere,ogg,tta,w64,wav,wv"
+    "mov,mp4,m4a,3gp,matroska,webm,aac,adts,loas,ac3,eac3,amr,aiff,ape,asf,au,avi,caf,flac,flv,mp3,"
+    "mpeg,mpegts,nistsphere,ogg,tta,w64,wav,wv"
 )
 # Formats whose header has the duration of the sound; of others, FFmpeg estimates it.
 WITH_DURATION = (
@@ -89,6 +90,9 @@ class AvDecoder:
             self.container: Any = av.open(_Seekable(file), "r", options=options)
         except self.faults as error:
             problem = unreadable or f"is not readable audio: '{_reason(error)}'"
+            # FFmpeg knows the format, and FORMATS lacks it.
+            if unreadable is None and getattr(error, "errno", None) == errno.EINVAL:
+                problem = "is not readable audio: of a format that is not read"
             raise ValueError(
                 f"{where}: {problem}; convert it to 16-bit wav or flac"
             ) from error

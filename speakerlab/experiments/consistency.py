@@ -18,6 +18,7 @@ from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
+from speakerlab.experiments.teachers import digests_of, dims_of
 from speakerlab.training.checkpoint import list_checkpoints, read_step, was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -31,6 +32,10 @@ def load_same_config(
 ) -> Config:
     """Load the configuration; raise ValueError if it differs from the experiment's."""
     config = load_config(layers, overrides)
+    teachers = config.distil.teachers
+    if config.task == "distil" and teachers and config.distil.keeps_projection:
+        num_dims = dims_of(teachers)
+        config = load_config(layers, [*overrides, f"distil.target_dim={num_dims}"])
     recorded = exp_dir / "config.yaml"
     if not recorded.exists() or not was_begun(exp_dir):
         return config
@@ -292,6 +297,33 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
                 f" such as {unused_name(exp_dir)}"
             )
     return digest
+
+
+def check_teachers(config: Config, exp_dir: Path) -> None:
+    """Raise ValueError if teachers are missing, or a resumed run began with others."""
+    if config.task != "distil":
+        return
+    if not config.distil.teachers:
+        raise ValueError(
+            "distil.teachers: is missing; add --teacher MODEL (an experiment, a model"
+            " folder, hub:NAME or an .onnx file)"
+        )
+    digests = digests_of(config.distil.teachers)
+    recorded = exp_dir / "run.json"
+    if not recorded.exists() or not was_begun(exp_dir):
+        return
+    begun = [teacher["sha256"] for teacher in read_json(recorded)["teachers"]]
+    if begun != digests:
+        raise ValueError(
+            f"{recorded}: a resumed run must keep its teachers: sha256"
+            f" {shown_digests(begun)} -> {shown_digests(digests)}; use the old --teacher,"
+            f" or {new_run(exp_dir)}"
+        )
+
+
+def shown_digests(digests: Sequence[str]) -> str:
+    """Return the first characters of each digest, which tell models apart."""
+    return " ".join(digest[:12] for digest in digests)
 
 
 def check_training_data(config: Config, corpus: Corpus, exp_dir: Path) -> None:

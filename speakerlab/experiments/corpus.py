@@ -56,8 +56,7 @@ def read_corpus(config: Config) -> Corpus:
     folders = [root / name for name in config.data.train]
     labels = config.data.labels
     absent = [folder / labels for folder in folders if not (folder / labels).exists()]
-    # Self-supervised training needs no labels.
-    if absent and config.task != "ssl":
+    if absent and config.has_head:
         label_kind = "speakers" if labels == "utt2spk" else "classes"
         raise FileNotFoundError(
             f"{absent[0]}: no such file; training needs {label_kind}: prepare the data"
@@ -73,6 +72,8 @@ def read_corpus(config: Config) -> Corpus:
     whole = read_manifest(folders, sample_rate=config.frontend["sample_rate"])
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
+    elif config.task == "distil" and not config.has_head:
+        train, valid = split_utterances(config, whole)
     elif absent:
         # Without speakers there are no trials to validate with.
         log.info("no validation: there is no %s", absent[0])
@@ -82,6 +83,13 @@ def read_corpus(config: Config) -> Corpus:
         num_speakers = num_valid_speakers(config, len(whole.speakers))
         train, valid = split_valid(whole, num_speakers)
     return Corpus(train, valid, rooms, noise)
+
+
+def has_labels(config: Config) -> bool:
+    """Return whether every training directory has the table of labels."""
+    root = Path(config.data.dir)
+    labels = config.data.labels
+    return all((root / name / labels).exists() for name in config.data.train)
 
 
 def split_classes(
@@ -132,9 +140,25 @@ def split_classes(
     return train, valid
 
 
+def split_utterances(config: Config, whole: Manifest) -> tuple[Manifest, Manifest]:
+    """Return (training, validation) without a look at the labels, the same for every seed."""
+    num_valid = num_held_out(config, len(whole))
+    if config.data.valid_speakers is None:
+        num_valid = min(num_valid, MAX_HELD_OUT)
+    if num_valid >= len(whole):
+        raise ValueError(
+            f"data.valid_speakers: must leave utterances to train on, got {num_valid} of"
+            f" {len(whole)}; lower it (0 is allowed)"
+        )
+    # A manifest is sorted by the hash of the ids, so its first rows are a random choice that other
+    # utterances do not change.
+    row_N = np.arange(len(whole))
+    return whole.of_rows(row_N[num_valid:]), whole.of_rows(row_N[:num_valid])
+
+
 def row_names(config: Config, corpus: Corpus) -> list[str]:
     """Return the class of each row of the head; empty without a head."""
-    if config.task == "ssl":
+    if not config.has_head:
         return []
     return class_names(corpus.train.speakers, class_speeds(config))
 
@@ -240,6 +264,8 @@ def counted(config: Config) -> tuple[str, str]:
     if config.task == "ssl":
         # Training has no speaker labels; validation has.
         return "utterances", "speakers"
+    if not config.has_head:
+        return "utterances", "utterances"
     return "speakers", "speakers"
 
 

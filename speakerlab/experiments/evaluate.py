@@ -40,6 +40,8 @@ class System:
     card: Mapping[str, Any]
     calibration: Calibration | None
     development: DevelopmentSet | None
+    # Whose embeddings the enrolment side has; None: of `exp_dir`, too.
+    enrol_exp_dir: Path | None = None
 
 
 def evaluate(
@@ -64,8 +66,7 @@ def evaluate(
     """
     trials = listed.trials
     folder = listed.path.parent
-    # The two sides differ if a list has enrolment models of several utterances.
-    enrol, test = listed.tables(read_embedded(system.exp_dir, folder))
+    enrol, test = read_sides(system, listed)
     treated: dict[Treatment, EmbeddingTable] = {}
     for treatment in treatments:
         treated[treatment] = read_embedded(
@@ -73,7 +74,7 @@ def evaluate(
             folder,
             treatment=treatment,
         )
-    untrained_N = score_untrained(system.exp_dir, listed)
+    untrained_N = _score_untrained_sides(system, listed)
 
     rows: list[results.Row] = []
     scores: list[ListScores] = []
@@ -133,6 +134,21 @@ def evaluate(
         calibrated = f"calibrated with {source}" if source else "uncalibrated"
         log.info("%s: scored with %s; %s", listed.name, back_end.name, calibrated)
     return rows, scores, skipped
+
+
+def read_sides(
+    system: System,
+    listed: TrialList,
+) -> tuple[EmbeddingTable, EmbeddingTable]:
+    """Return the embeddings of enrolment and test of a list.
+
+    They differ if a list has enrolment models of several utterances, or another model enrols.
+    """
+    folder = listed.path.parent
+    enrol, test = listed.tables(read_embedded(system.exp_dir, folder))
+    if system.enrol_exp_dir is not None:
+        enrol, _ = listed.tables(read_embedded(system.enrol_exp_dir, folder))
+    return enrol, test
 
 
 def _measure_treated(
@@ -245,6 +261,13 @@ def calibrate(
     features_MF, _ = back_end.features(learned, held_out.side_seconds())
     model = fit_linear(features_MF, held_out.trials.is_target_N, names=names)
     return model.llr(features_NF), held_out.name
+
+
+def _score_untrained_sides(system: System, listed: TrialList) -> np.ndarray | None:
+    """Return `score_untrained`; None where a teacher enrols, whose space random weights miss."""
+    if system.enrol_exp_dir is not None:
+        return None
+    return score_untrained(system.exp_dir, listed)
 
 
 def score_untrained(exp_dir: Path, listed: TrialList) -> np.ndarray | None:

@@ -52,8 +52,16 @@ def init_from(
             f"{folder}: was trained on other features: {'; '.join(changed)}; "
             "use its frontend section"
         )
-    loaded = read_tensors_of(embedder, folder / "embedder.safetensors")
-    embedder.load_state_dict(loaded)
+    # A student may begin with the backbone of a model without a projection.
+    weights = folder / "embedder.safetensors"
+    has_projection = any(
+        name.startswith("projection.") for name in read_tensors(weights)
+    )
+    module: nn.Module = embedder
+    if embedder.projection is not None and not has_projection:
+        module = nn.ModuleDict({"backbone": embedder.backbone})
+    loaded = read_tensors_of(module, weights)
+    module.load_state_dict(loaded)
 
     # Imported models, and models trained without labels, may have no head.
     init_classes: list[str] = []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it imports torch, which would slow down `speakerlab score -
 UNKNOWN = "not stated"
 Rows = list[tuple[str, list[str]]]  # name and lines
 # Most models are neither imported nor fine-tuned: these rows are left out if empty.
-OPTIONAL = ("origin", "fine-tuned from", "training")
+OPTIONAL = ("origin", "fine-tuned from", "taught by", "training")
 
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
@@ -59,6 +59,7 @@ def describe(path: Path) -> Rows:
         "model": [f"{architecture}, {num_parameters}, {card['embed_dim']} dimensions"],
         "origin": [source.get("page")],
         "fine-tuned from": [initial.get("page") or card.get("init_sha256")],
+        "taught by": _teachers(card),
         "licence": [source.get("licence")],
         "training data": [source.get("training_data"), *_training_data(card)],
         "data licence": card.get("train_licence", []),
@@ -84,9 +85,24 @@ def describe(path: Path) -> Rows:
 def without_labels(card: Mapping[str, Any]) -> str | None:
     """Return a note on training without labels and its objective; None for other models."""
     objective = card.get("objective")
-    if not objective:
-        return None
-    return f"trained without labels ({objective})"
+    if objective:
+        return f"trained without labels ({objective})"
+    teachers = [teacher["name"] for teacher in card.get("teachers", [])]
+    if teachers and not card.get("classes"):
+        return f"taught by {' and '.join(teachers)} without labels"
+    return None
+
+
+def _teachers(card: Mapping[str, Any]) -> list[str]:
+    """Return a line for each teacher of a student: its name, sha256, page and licence."""
+    lines: list[str] = []
+    for teacher in card.get("teachers", []):
+        parts = [teacher["name"], f"sha256 {teacher['sha256'][:12]}"]
+        if teacher["page"]:
+            parts.append(teacher["page"])
+        parts.append(f"licence: {teacher['licence'] or UNKNOWN}")
+        lines.append(", ".join(parts))
+    return lines
 
 
 def training_note(card: Mapping[str, Any]) -> str | None:

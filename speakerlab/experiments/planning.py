@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
+from speakerlab.experiments.teachers import sizes_of
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
@@ -62,12 +63,12 @@ class Crops(NamedTuple):
 
 
 class LossMemory(NamedTuple):
-    """Loss after the backbone: a head with labels, or an objective without labels."""
+    """Loss after the backbone: a head with labels, an objective, or the distance from teachers."""
 
     crops: list[Crops]
     compute_loss: Callable[[int], Tensor]  # from a number of utterances
     parameters: list[nn.Parameter]
-    copies: list[nn.Parameter]  # of a teacher, without gradient and momentum
+    copies: list[nn.Parameter]  # of teachers, without gradient and momentum
 
 
 class BankBytes(NamedTuple):
@@ -338,10 +339,7 @@ def footprint(
             feat_dim=fbank.num_mel_bins,
             **config.model.args,
         )
-        if config.task == "ssl":
-            loss = _build_objective(config, backbone)
-        else:
-            loss = _build_head(config, backbone, num_classes, split_over)
+        loss = _build_loss(config, backbone, num_classes, split_over)
         parameters = [*backbone.parameters(), *loss.parameters]
 
         def embed(num_utterances: int) -> list[Tensor]:
@@ -428,13 +426,10 @@ def why_not_single(config: Config) -> str:
                 feat_dim=fbank.num_mel_bins,
                 **config.model.args,
             )
-            if config.task == "ssl":
-                loss = _build_objective(config, backbone)
-            else:
-                loss = _build_head(config, backbone, num_classes=2, split_over=1)
+            loss = _build_loss(config, backbone, num_classes=2, split_over=1)
             all_crops = list(loss.crops)
-            # A teacher embeds the long views alone.
-            if loss.copies:
+            # The moving average of the student embeds the long views alone.
+            if config.task == "ssl" and loss.copies:
                 views = build.build_views(config)
                 all_crops.append(Crops(views.num_long, views.crop_samples))
             _embed_zeros(backbone, fbank, all_crops, num_utterances)
@@ -447,6 +442,57 @@ def why_not_single(config: Config) -> str:
     return (
         f"a BatchNorm of {config.model.name} has one value of each {unit}, and cannot be"
         f" trained with a single {unit}"
+    )
+
+
+def _build_loss(
+    config: Config,
+    backbone: Any,
+    num_classes: int,
+    split_over: int,
+) -> LossMemory:
+    if config.task == "ssl":
+        return _build_objective(config, backbone)
+    if config.task == "distil":
+        return _build_distillation(config, backbone, num_classes)
+    return _build_head(config, backbone, num_classes, split_over)
+
+
+def _build_distillation(
+    config: Config,
+    backbone: Any,
+    num_classes: int,
+) -> LossMemory:
+    # The plan counts teachers only where they hear crops: otherwise they have left the device.
+    teachers: list[nn.Parameter] = []
+    if config.distil.targets == "crop":
+        for num_parameters in sizes_of(config.distil.teachers):
+            values = torch.zeros(num_parameters)
+            teachers.append(nn.Parameter(values, requires_grad=False))
+    # The dimensions of a teacher that is not kept in the student change little.
+    embed_dim = backbone.embed_dim
+    distance = build.build_distillation(
+        config, embed_dim=embed_dim, target_dim=embed_dim
+    )
+    parameters: list[nn.Parameter] = [*distance.parameters()]
+    head: Any = None
+    if config.has_head:
+        head = build.build_head(config, embed_dim=embed_dim, num_classes=num_classes)
+        parameters += head.parameters()
+
+    def compare(num_utterances: int) -> Tensor:
+        emb_BD = torch.zeros(num_utterances, embed_dim, requires_grad=True)
+        loss, _ = distance(emb_BD, emb_BD.detach())
+        if head is not None:
+            label_B = torch.zeros(num_utterances, dtype=torch.int64)
+            loss = loss + head(emb_BD, label_B, 0.0)[0]
+        return loss
+
+    return LossMemory(
+        crops=[Crops(num_crops=1, num_samples=build.crop_samples(config))],
+        compute_loss=compare,
+        parameters=parameters,
+        copies=teachers,
     )
 
 

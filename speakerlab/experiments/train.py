@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from speakerlab.checkpoints.model_files import read_source
@@ -18,21 +19,24 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
 from speakerlab.experiments import consistency, run_log
 from speakerlab.experiments.averaging import average_newest
-from speakerlab.experiments.corpus import Corpus, bank_sizes
+from speakerlab.experiments.corpus import Corpus, bank_sizes, has_labels
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
 from speakerlab.experiments.initial import init_from, keep_the_better
 from speakerlab.experiments.model_card import stated_of_corpora
 from speakerlab.experiments.planning import plan_device
+from speakerlab.experiments.teachers import Teaching, prepare_teaching
 from speakerlab.experiments.train_batches import TrainBatches
 from speakerlab.experiments.validation import (
     ClassValidation,
     HeldOutValidation,
     PairValidation,
+    TeacherValidation,
 )
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
+from speakerlab.training.distillation import CropTargets, DistillationTask
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import write_report
@@ -81,6 +85,16 @@ def start_training(
     precision = choose_precision(config, ranks)
     run_log.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
+    consistency.check_teachers(config, exp_dir)
+    teaching = None
+    if config.task == "distil":
+        teaching = prepare_teaching(
+            config,
+            precision,
+            ranks,
+            train=corpus.train,
+            valid=corpus.valid,
+        )
     init_sha256 = consistency.check_initial_model(config, init, exp_dir)
     training = build_training(
         exp_dir,
@@ -91,11 +105,13 @@ def start_training(
         ranks,
         signals,
         below=below,
+        teaching=teaching,
     )
     facts = {
         **run_log.collect_facts(training.source, precision),
         # What the folders of the corpora state, such as the licence.
         **stated_of_corpora(config),
+        **({} if teaching is None else teaching.facts),
         "init_sha256": init_sha256,
         "init_source": None if init is None else read_source(init),
     }
@@ -117,8 +133,9 @@ def build_training(
     signals: Signals,
     *,
     below: int | None = None,
+    teaching: Teaching | None = None,
 ) -> Training:
-    """Build all parts of a training on a corpus."""
+    """Build all parts of a training on a corpus; teaching: of the task `distil`."""
     # What is learned: the classes of the corpus, and the network with its weights.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     consistency.check_training_data(config, corpus, exp_dir)
@@ -134,7 +151,14 @@ def build_training(
     )
     corpus = replace(corpus, noise_on_device=noise_on_device)
 
-    task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
+    task = build_task(
+        config,
+        corpus,
+        precision,
+        ranks,
+        num_classes=len(classes),
+        target_dim=0 if teaching is None else teaching.target_dim,
+    )
     embedder = task.embedder
     assert isinstance(embedder, Embedder)  # Task itself takes any module
     is_new = not was_begun(exp_dir)
@@ -156,6 +180,8 @@ def build_training(
         task.adopt_loaded_weights()
         # Kept, because `publish_result` compares the trained weights with the initial ones.
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
+    if teaching is not None:
+        place_student(task, embedder, teaching)
 
     # The parts of the task for this machine: BatchNorm over ranks, and kernels.
     # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
@@ -168,7 +194,15 @@ def build_training(
     choose_kernels(config, task)
 
     # When things happen: the order of crops decides how many steps an epoch has.
-    source = TrainBatches(config, corpus, classes, task.augment, ranks, plan)
+    source = TrainBatches(
+        config,
+        corpus,
+        classes,
+        task.augment,
+        ranks,
+        plan,
+        target_ND=None if teaching is None else teaching.train_target_ND,
+    )
     # If the run was extended, the returned configuration also lists the earlier numbers of epochs
     # (`training.extended`): the learning rate decays again from the step of each extension.
     config = consistency.record_config(
@@ -178,7 +212,7 @@ def build_training(
         ranks,
     )
     schedule = build_schedule(config, source.order)
-    validation = build_validation(config, corpus, task.head, classes)
+    validation = build_validation(config, corpus, task, classes, teaching)
     if init is not None and validation is None:
         log.warning(
             "no speakers are held out, so the trained model is the result even if it is"
@@ -217,6 +251,7 @@ def build_training(
         signals=signals,
         crop_samples=build.crop_samples(config),
         seed=config.seed,
+        crop_targets=build_crop_targets(config, task, teaching),
     )
     return Training(
         exp_dir=exp_dir,
@@ -237,10 +272,13 @@ def build_task(
     ranks: Ranks,
     *,
     num_classes: int,
+    target_dim: int = 0,
 ) -> Task:
     """Build the task, which computes the loss of a batch, on the CPU; a large head may be split."""
-    # Ranks share the rows of a split head, and the statistics of a self-supervised objective.
-    is_shared = config.task == "ssl" or build.is_head_split(
+    # Ranks share the rows of a split head, the statistics of a self-supervised objective, and the
+    # embeddings that losses of distillation compare.
+    compares_ranks = config.task in ("ssl", "distil")
+    is_shared = compares_ranks or build.is_head_split(
         config, ranks.world_size, num_classes
     )
     return build.build_task(
@@ -249,9 +287,33 @@ def build_task(
         num_classes=num_classes,
         # Noise and rooms are drawn from the banks of the corpus.
         augment=build.build_augment(config, **corpus.banks),
-        shards=ranks
-        if is_shared
-        else None,  # its collectives are all that a head needs
+        # Its collectives are all that a head needs.
+        shards=ranks if is_shared else None,
+        target_dim=target_dim,
+    )
+
+
+def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
+    """Tell the losses, and a projection that is kept, where the teacher's embeddings lie."""
+    assert isinstance(task, DistillationTask)
+    mean_D = torch.from_numpy(teaching.mean_D)
+    task.distance.get_buffer("mean_D").copy_(mean_D)
+    if embedder.projection is not None:
+        embedder.projection.place(mean_D, torch.tensor(teaching.radius))
+
+
+def build_crop_targets(
+    config: Config,
+    task: Task,
+    teaching: Teaching | None,
+) -> CropTargets | None:
+    """Return the function that asks the teachers for each batch; None if none hears crops."""
+    if teaching is None or teaching.teacher is None:
+        return None
+    return CropTargets(
+        teaching.teacher,
+        task.augment,
+        hears_clean=config.distil.hears == "clean",
     )
 
 
@@ -329,15 +391,23 @@ def build_state(
 def build_validation(
     config: Config,
     corpus: Corpus,
-    head: Head | None,
+    task: Task,
     classes: Sequence[str],
+    teaching: Teaching | None = None,
 ) -> HeldOutValidation | None:
     """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
         return None
     if config.task == "identification":
-        assert head is not None
-        return ClassValidation(corpus.valid, head=head, classes=classes)
+        return ClassValidation(corpus.valid, head=task.head, classes=classes)
+    if not config.has_head and isinstance(task, DistillationTask):
+        assert teaching is not None
+        return TeacherValidation(
+            corpus.valid,
+            target_ND=task.distance.targets_of(teaching.valid_target_ND),
+            project=task.distance.project,
+            has_labels=has_labels(config),
+        )
     validation = PairValidation(corpus.valid)
     if validation.num_cut:
         log.info(
@@ -415,13 +485,18 @@ def publish_result(
     }
     # Without held-out speakers, and in identification, the trained model is published as it is,
     # without a calibration.
-    calibration = None
+    pairs: PairValidation | None = None
     if isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the
         # embedder (training.keep_better). The head stays the trained one.
         outcome |= keep_the_better(exp_dir, embedder, validation, config, device)
-        emb_ND = embed_pieces(embedder, validation.pieces, device=device)
-        calibration = validation.calibrate(emb_ND, source="validation speakers")
+        pairs = validation
+    elif isinstance(validation, TeacherValidation):
+        pairs = validation.pairs
+    calibration = None
+    if pairs is not None:
+        emb_ND = embed_pieces(embedder, pairs.pieces, device=device)
+        calibration = pairs.calibrate(emb_ND, source="validation speakers")
     digest = publish(
         exp_dir / "model",
         embedder=embedder,

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core.batch import Batch
@@ -36,6 +38,8 @@ class TrainBatches:
     augment: Augment
     ranks: Ranks
     plan: BatchPlan
+    # A teacher's embedding of each training utterance; None without stored targets.
+    target_ND: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -134,6 +138,7 @@ class TrainBatches:
             crops_each=build.crops_each(config),
             # The first views of an utterance, which are not augmented.
             clean_crops=config.views.clean if config.task == "ssl" else 0,
+            target_ND=self.target_ND,
         )
 
 

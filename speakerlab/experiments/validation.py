@@ -75,10 +75,14 @@ class HeldOutValidation:
         if num_bad:
             text = f"{num_bad} of {len(emb_ND)} validation embeddings are not finite"
             raise FloatingPointError(text)
-        value = ranks.on_first(lambda: self.measure(emb_ND))
-        return {self.metric: value}
+        return ranks.on_first(lambda: self.metrics(emb_ND))
+
+    def metrics(self, emb_ND: np.ndarray) -> dict[str, float]:
+        """Return all metrics of the embeddings of `pieces`, `metric` among them."""
+        return {self.metric: self.measure(emb_ND)}
 
     def measure(self, emb_ND: np.ndarray) -> float:
+        """Return the metric that chooses the best checkpoint; smaller is better."""
         raise NotImplementedError
 
 
@@ -162,6 +166,51 @@ class ClassValidation(HeldOutValidation):
         predicted_N = self.classifier.logits(emb_ND).argmax(axis=1)
         is_wrong_N = predicted_N != np.array(self.label_N)
         return float(is_wrong_N.mean())
+
+
+class TeacherValidation(HeldOutValidation):
+    """Distance from the teacher on held-out utterances, and the EER where they have labels.
+
+    target_ND: the teacher's direction for each utterance, of length 1. project: maps the student's
+    embeddings to directions. The labels decide nothing.
+    """
+
+    metric = "teacher_distance"
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        target_ND: np.ndarray,
+        project: Callable[[np.ndarray], np.ndarray],
+        has_labels: bool,
+    ) -> None:
+        super().__init__()
+        self.pieces = utterance_pieces(manifest)
+        self.label_N = manifest.speaker_N.tolist()
+        self.target_ND = target_ND
+        self.project = project
+        # To calibrate with, after the training.
+        self.pairs: PairValidation | None = None
+        if has_labels and _has_both_kinds(manifest.speaker_N):
+            self.pairs = PairValidation(manifest)
+
+    def measure(self, emb_ND: np.ndarray) -> float:
+        """Return 1 minus the mean cosine of student and teacher."""
+        cosine_N = (self.project(emb_ND) * self.target_ND).sum(axis=1)
+        return float(1 - cosine_N.mean())
+
+    def metrics(self, emb_ND: np.ndarray) -> dict[str, float]:
+        metrics = super().metrics(emb_ND)
+        if self.pairs is not None:
+            metrics["eer"], _, _ = pairwise_eer(emb_ND, np.array(self.label_N))
+        return metrics
+
+
+def _has_both_kinds(label_N: np.ndarray) -> bool:
+    """Return whether utterances have target pairs and non-target pairs."""
+    num_labels = len(np.unique(label_N))
+    return 1 < num_labels < len(label_N)
 
 
 def num_readers(embedder: Embedder, ranks: Ranks) -> int:

@@ -1,7 +1,8 @@
 """Files of enrolled speakers. In and out: name -> unit vector (D,), of one model.
 
-A file is safetensors: the tensor `unit_ND`; as metadata the names, a JSON list, and the sha256 of
-the model. Letters: N speakers, D embedding dimensions.
+A file is safetensors: the tensor `unit_ND`; as metadata the names, a JSON list, and the sha256 that
+names the space of the embeddings: of the model or, for a student, of its teacher
+(`model_files.space_of`). Letters: N speakers, D embedding dimensions.
 """
 
 import json
@@ -21,10 +22,10 @@ Speakers = Mapping[str, np.ndarray]
 _one_thread = threading.Lock()
 
 
-def write_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None:
+def write_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
     """Write a file atomically, in place of an older one."""
     metadata = {
-        "model_sha256": model_sha256,
+        "model_sha256": space,
         "names": json.dumps(list(speakers)),
     }
     unit_ND = np.stack(list(speakers.values()))
@@ -32,7 +33,7 @@ def write_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None
         save_file({"unit_ND": unit_ND}, partial_file, metadata)
 
 
-def add_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None:
+def add_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
     """Add speakers to a file; replace speakers of the same names, keep the others.
 
     Several processes and threads may do so at the same time. Raises ValueError if the file is of
@@ -46,11 +47,11 @@ def add_speakers(path: Path, speakers: Speakers, *, model_sha256: str) -> None:
         # Read under the lock: another process may have added speakers a moment ago.
         stored: Speakers = {}
         if path.exists():
-            stored = read_speakers(path, model_sha256=model_sha256)
-        write_speakers(path, {**stored, **speakers}, model_sha256=model_sha256)
+            stored = read_speakers(path, space=space)
+        write_speakers(path, {**stored, **speakers}, space=space)
 
 
-def read_speakers(path: Path, *, model_sha256: str) -> dict[str, np.ndarray]:
+def read_speakers(path: Path, *, space: str) -> dict[str, np.ndarray]:
     """Read a file; ValueError if it is damaged, or made with another model."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
@@ -79,9 +80,9 @@ def read_speakers(path: Path, *, model_sha256: str) -> dict[str, np.ndarray]:
             f"{path}: holds no speakers ({error}); enrol them again"
         ) from error
     # Embeddings of different models cannot be compared, even if their dimensions are equal.
-    if digest != model_sha256:
+    if digest != space:
         raise ValueError(
-            f"{path}: was made with model {digest[:12]}, not with {model_sha256[:12]}"
+            f"{path}: was made with model {digest[:12]}, not with {space[:12]}"
             " (sha256); enrol the speakers with this model"
         )
     return dict(zip(names, unit_ND))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab import __version__
+from speakerlab.checkpoints.model_files import read_card
 from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.core.atomic import replacing
 from speakerlab.core.bars import progress_bar
@@ -95,6 +96,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
         diarization=published.tuning if is_tuned else None,
         vad=embedder.vad,
         precision=precision,
+        space=read_card(published.folder).get("space"),
     )
 
 

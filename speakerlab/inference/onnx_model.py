@@ -42,6 +42,8 @@ class Facts:
     diarization: Tuning | None = None
     vad: EnergyVad | None = None
     precision: str = "fp32"  # of weights and products; or int8
+    # Of a student that shares its teacher's; see `model_files.space_of`.
+    space: str | None = None
 
     def to_texts(self) -> dict[str, str]:
         """Return name -> text, the format in the file."""
@@ -102,6 +104,7 @@ class OnnxModel:
         self.min_samples = facts.min_samples
         self.max_samples = facts.max_samples
         self.sha256 = facts.sha256
+        self.space = facts.space or facts.sha256
         self.precision = facts.precision
         self.family = facts.architecture
         self.source = path

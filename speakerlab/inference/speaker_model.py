@@ -157,6 +157,7 @@ class SpeakerModel:
         self.sample_rate = runtime.sample_rate
         self.embed_dim = runtime.embed_dim
         self.sha256 = runtime.sha256
+        self.space = runtime.space
         self.calibration = runtime.calibration
         self.tuning = runtime.tuning
         self.precision = runtime.precision
@@ -277,16 +278,26 @@ class SpeakerModel:
         sample_rate: int | None = None,
         *,
         far: float | None = None,
-        channels: Channels = None,
+        channels: Channels | tuple[Channels, Channels] = None,
     ) -> Verification:
         """Compare two recordings. far: decide at this false-alarm rate instead of at the EER.
 
+        channels: of both recordings, or a pair: of the first and of the second.
         A recording with less than half a second of speech is warned of; without speech in both,
         nothing is decided.
         """
+        if isinstance(channels, tuple):
+            if len(channels) != 2:
+                raise ValueError(
+                    f"channels: must be a channel, or a pair of two, got {channels!r};"
+                    " correct it"
+                )
+            channels_a, channels_b = channels
+        else:
+            channels_a = channels_b = channels
         # One by one, so that their lengths do not matter.
-        emb_a_D, seconds_a = self._embed_speech(a, sample_rate, channels)
-        emb_b_D, seconds_b = self._embed_speech(b, sample_rate, channels)
+        emb_a_D, seconds_a = self._embed_speech(a, sample_rate, channels_a)
+        emb_b_D, seconds_b = self._embed_speech(b, sample_rate, channels_b)
         result = self.compare(emb_a_D, emb_b_D, far=far)
         return result.with_speech((seconds_a, seconds_b))
 
@@ -468,7 +479,7 @@ class SpeakerModel:
         if add is None:
             if not self.speakers:
                 raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
-            write_speakers(file, self.speakers, model_sha256=self.sha256)
+            write_speakers(file, self.speakers, space=self.space)
             return
         names = [add] if isinstance(add, str) else add
         # Check all names before the file is touched.
@@ -481,11 +492,14 @@ class SpeakerModel:
             added[name] = self.speakers[name]
         if not added:
             raise ValueError(f"{path}: add: no names given; give the enrolled ones")
-        add_speakers(file, added, model_sha256=self.sha256)
+        add_speakers(file, added, space=self.space)
 
     def load_speakers(self, path: str | Path) -> None:
-        """Replace the enrolled speakers by a file's; ValueError if the file is of another model."""
-        self.speakers = read_speakers(Path(path), model_sha256=self.sha256)
+        """Replace the enrolled speakers by a file's; ValueError if the file is of another model.
+
+        A student whose projection was kept also reads the file of its teacher.
+        """
+        self.speakers = read_speakers(Path(path), space=self.space)
 
     def _stack_speakers(self) -> np.ndarray:
         """Return the unit vectors of the enrolled speakers, (N, D), in the order of enrolment."""

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
-from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
+from speakerlab.checkpoints.model_files import (
+    find_model,
+    read_card,
+    read_classes,
+    space_of,
+)
 from speakerlab.checkpoints.published import load_published, read_tensors_of
 from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
@@ -61,6 +66,7 @@ class TorchModel:
         self.source = path
         self.family = published.config.model.name
         self.sha256 = published.sha256
+        self.space = space_of(read_card(published.folder))
         self.calibration = published.calibration
         self.tuning = published.tuning
         # A verification model may have a head too, but its classes are the speakers of training.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing, write_json, write_text
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import keys, read_json, read_text
 
@@ -34,6 +35,14 @@ class EmbeddingTable:
     model_sha256: str
     # For example the precision and the hash of the data.
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def space(self) -> str:
+        """Return the sha256 that names the space; tables of one space can be compared.
+
+        A student may share the space of its teacher (`model_files.space_of`).
+        """
+        return str(self.facts.get("space") or self.model_sha256)
 
     def __post_init__(self) -> None:
         shape = self.emb_ND.shape
@@ -112,7 +121,8 @@ class EmbeddingTable:
         )
         if not is_as_described:
             raise ValueError(
-                f"{facts_file}: describes {num} embeddings of {dim} dimensions, but there"
+                f"{facts_file}: describes {count_of(num, 'embedding')} of"
+                f" {count_of(dim, 'dimension')}, but there"
                 f" are {emb_ND.dtype} {emb_ND.shape} and {len(ids)} ids; {AGAIN}"
             )
         try:
@@ -149,15 +159,15 @@ class EmbeddingTable:
 
 
 def require_one_model(tables: Iterable[EmbeddingTable]) -> None:
-    """Raise ValueError unless all tables are from one model, in one precision."""
-    models: set[str] = set()
+    """Raise ValueError unless all tables are of one space, so of one model, in one precision."""
+    spaces: set[str] = set()
     precisions: set[str] = set()
     for table in tables:
-        models.add(table.model_sha256)
+        spaces.add(table.space)
         # A table without this fact is in fp32.
         precision = table.facts.get("precision", "fp32")
         precisions.add(str(precision))
-    for kind, values in (("models", models), ("precisions", precisions)):
+    for kind, values in (("models", spaces), ("precisions", precisions)):
         if len(values) > 1:
             # The first characters of a hash are enough to distinguish models.
             shown = ", ".join(f"{value:.12}" for value in sorted(values))

@@ -6,7 +6,7 @@ Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,15 +34,22 @@ class MicroBatch(NamedTuple):
 class Inputs(Iterator[MicroBatch]):
     """Iterates over augmented micro-batches, which a GPU makes on a second stream.
 
-    augment: Batch -> wave_BS, with a method `take_silent`.
+    augment: Batch -> wave_BS, with a method `take_silent`. crop_targets: (batch, wave_BS) -> the
+    teacher's embeddings (B, D); None where no teacher hears the crops.
     """
 
     def __init__(
-        self, batches: Iterator[Batch], augment: Any, *, device: torch.device
+        self,
+        batches: Iterator[Batch],
+        augment: Any,
+        *,
+        device: torch.device,
+        crop_targets: Callable[[Batch, Tensor], Tensor] | None = None,
     ) -> None:
         self.batches = batches
         self.augment = augment
         self.device = device
+        self.crop_targets = crop_targets
         # On a second stream, the next micro-batch is copied and augmented while the main stream
         # still computes the backward pass of the last one.
         self.stream: torch.cuda.Stream | None = None
@@ -101,6 +108,9 @@ class Inputs(Iterator[MicroBatch]):
                 has_features = len(batch.feats_BTF) > 0
                 x_B = batch.feats_BTF if has_features else self.augment(batch)
                 silent = self.augment.take_silent()
+            if self.crop_targets is not None:
+                target_BD = self.crop_targets(batch, x_B)
+                batch = batch._replace(target_BD=target_BD)
         return MicroBatch(x_B, silent, batch)
 
     def _next_batch(self) -> Batch:

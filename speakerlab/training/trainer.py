@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.profiler import record_function
 
 from speakerlab.core.batch import Batch
@@ -45,6 +46,7 @@ class Trainer:
 
     validation: None where no speech is held out. monitor: only rank 0 has one. report: called with
     the findings about bad steps, before a roll-back. crop_samples: samples of a crop.
+    crop_targets: see `Inputs`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trainer:
         signals: Signals,
         crop_samples: int,
         seed: int,
+        crop_targets: Callable[[Batch, Tensor], Tensor] | None = None,
     ) -> None:
         self.state = state
         self.task = state.task
@@ -70,6 +73,7 @@ class Trainer:
         self.schedule = schedule
         self.monitor = monitor
         self.crop_samples = crop_samples
+        self.crop_targets = crop_targets
         # Micro-batches on the device; read from `open` on, because a roll-back changes their order.
         self.inputs: Inputs
 
@@ -172,7 +176,12 @@ class Trainer:
 
     def _read_from(self, step: int) -> Inputs:
         batches = self.source.read_from(step, self.state.attempt)
-        return Inputs(batches, self.task.augment, device=self.ranks.device)
+        return Inputs(
+            batches,
+            self.task.augment,
+            device=self.ranks.device,
+            crop_targets=self.crop_targets,
+        )
 
     def _warm_up_ddp(self, model: torch.nn.Module) -> None:
         """Run and discard one pass, because DDP regroups its gradients after the first pass.

@@ -60,7 +60,7 @@ def refusal(load, tmp_path: Path):
             "momentum, nesterov, weight_decay",
         ),
         ("lr: 0.2", "lr", "did you mean training.lr?"),
-        ("zzz-Q: 1", "zzz-Q", "augment, data, frontend, head, model, "),
+        ("zzz-Q: 1", "zzz-Q", "augment, data, distil, frontend, head, "),
     ],
 )
 def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, nearest):
@@ -162,7 +162,10 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
         set=("frontend.sampel_rate=8000", "runtime={bank_gb: 0}"),
     )
     assert sorted(line.split(": ", 2)[:2] for line in messages) == [
-        ["--set frontend.sampel_rate=8000", "unknown key; did you mean sample_rate?"],
+        [
+            "--set frontend.sampel_rate=8000",
+            "unknown key; did you mean frontend.sample_rate?",
+        ],
         ["--set runtime={bank_gb", "0}"],
         ["1.yaml", "augment.speeds"],
         ["1.yaml", "training.epochs"],

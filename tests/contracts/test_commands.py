@@ -96,7 +96,7 @@ OPTIONS_OF_DATA = "--codec --features"  # where the data are those of the traini
 DIARIZING = ("ami/run.sh", "voxconverse/run.sh")
 RECIPE_OPTIONS = (
     f"{ALL_RECIPE_OPTIONS} {TRAINING_OPTIONS} {OPTIONS_OF_DATA} --large-margin --method"
-    " --microphone --allow-rejected --folds"
+    " --teacher --microphone --allow-rejected --folds"
 )
 
 
@@ -154,7 +154,7 @@ def published_options(script: str) -> set[str]:
         return {*options, *(["--microphone"] if script == "ami/run.sh" else [])}
     options += TRAINING_OPTIONS.split()
     if script.endswith("run.sh"):
-        options += ["--large-margin", "--method"]
+        options += ["--large-margin", "--method", "--teacher"]
     if script == "own/run.sh":
         options += ["--allow-rejected", "--folds"]
     if script.endswith("run_diar.sh"):

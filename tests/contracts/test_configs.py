@@ -80,6 +80,22 @@ def test_every_self_supervised_method_loads_on_every_model_in_every_recipe(path)
         assert (tuned.task, tuned.objective) == ("verification", None)
 
 
+def test_distillation_loads_on_every_model_in_every_recipe():
+    distil = ROOT / "conf/distil.yaml"
+    alone = [(model, None) for model in MODELS]
+    recipes = product([ROOT / "conf/campplus_tiny.yaml"], RECIPES)
+    for model, recipe in [*alone, *recipes]:
+        layers = layers_of(model, recipe, distil)
+        config = load_config(layers)
+        assert config.task == "distil"
+        assert not config.has_head
+        # Each model may get the dimensions of its teacher.
+        sized = load_config(layers, ["model.args.embed_dim=192"])
+        assert sized.model.args["embed_dim"] == 192
+        tuned = load_config([*layers, ROOT / "conf/finetune/own_data.yaml"])
+        assert tuned.task == "verification"
+
+
 def names_of(paths):
     return [path.stem for path in paths]
 

@@ -280,6 +280,35 @@ def test_a_method_is_the_default(recipe, method):
     assert commands == expected
 
 
+# Verification that is learned from a teacher
+
+
+@pytest.mark.parametrize("recipe", VERIFYING)
+def test_a_student_differs_in_its_overlay_its_teacher_and_its_back_ends(recipe):
+    options = ("--hardware", "cpu", *SILENT, "--seed", "4")
+    commands = dry_run(recipe, *options, "--stop-stage", "5")
+    train = commands[5]
+    (score,) = dry_stage(recipe, 6, *options)
+    task = ("--task", "distil", "--teacher", "/t/big")
+    distil_commands = dry_run(recipe, *options, *task)
+    distil_train, *distil_extract, distil_score = distil_commands[5:]
+    assert distil_commands[:5] == commands[:5]
+
+    *layers, hardware = layers_of(train)
+    assert layers_of(distil_train) == [*layers, "distil", hardware]
+    assert values_of("--teacher", distil_train) == ["/t/big"]
+    assert values_of("--set", distil_train) == values_of("--set", train)
+
+    (labelled_exp,) = values_of("--exp", train)
+    exp = labelled_exp.replace("_s4", "_distil_s4")
+    for command in (distil_train, *distil_extract, distil_score):
+        assert values_of("--exp", command) == [exp]
+    for command in distil_extract:
+        assert names_of(values_of("--data", command)) == ["test"]
+    assert values_of("--trials", distil_score) == values_of("--trials", score)
+    assert values_of("--backend", distil_score) == ["cosine"]
+
+
 # Tasks that a recipe does not have
 
 
@@ -287,7 +316,7 @@ def tasks_of(recipe: str) -> list[str]:
     """Return the tasks that a recipe has."""
     if recipe not in VERIFYING:
         return ["diar"]
-    tasks = ["sv", "ssl"]
+    tasks = ["sv", "ssl", "distil"]
     if recipe in LID:
         tasks.append("lid")
     if recipe == "mini":
@@ -299,7 +328,7 @@ def tasks_of(recipe: str) -> list[str]:
 def test_a_task_that_a_recipe_does_not_have_is_refused_with_those_that_it_has(recipe):
     tasks = tasks_of(recipe)
     allowed = "|".join(tasks)
-    other_tasks = {"sv", "ssl", "lid", "diar"} - set(tasks)
+    other_tasks = {"sv", "ssl", "distil", "lid", "diar"} - set(tasks)
     for task in other_tasks:
         done = run(recipe, "--task", task, "--dry-run")
         assert done.stdout == ""

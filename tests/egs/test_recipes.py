@@ -619,7 +619,7 @@ REFUSED = {  # options of mini -> subject of the message, values that it names
     "--seed -1": ("--seed", "0-4294967295", -1),
     "--features mfcc": ("--features", "wave|fbank", "mfcc"),
     "--codec mp3": ("--codec", "pcm|flac", "mp3"),
-    "--task asr": ("--task", "sv|ssl|lid|diar", "asr"),
+    "--task asr": ("--task", "sv|ssl|distil|lid|diar", "asr"),
     "--task diar --nnodes 2 --node-rank 0 --rdzv a:1": (
         "--job, --nnodes",
         "--task diar",

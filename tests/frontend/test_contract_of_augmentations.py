@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = [key for key in AugmentConfig.model_fields if key.endswith("_prob")]
 SETTINGS = [f"augment.{key}=0.7" for key in KEYS]
 SETTINGS.append(f"data.crop_seconds={S / 16000}")
+# Changed voices are refused where the labels are speakers.
+SETTINGS += ["task=identification", "data.labels=utt2lang"]
 NOISES = []
 for noise_number in range(6):
     noise_length = 9000 + 500 * noise_number

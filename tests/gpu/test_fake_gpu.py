@@ -97,7 +97,9 @@ def train(
     batch = launches.draw_batch(config, task, CROPS)
     on_device = set()
     for name, augmentation in AUGMENTATIONS.items():
-        if not augmentation.in_worker:
+        # Changed voices are refused where the labels are speakers.
+        is_new_voice = name in ("pitch", "formants")
+        if not augmentation.in_worker and not is_new_voice:
             on_device.add(name)
     assert batch.draws.keys() == on_device
     if stored:

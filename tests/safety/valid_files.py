@@ -283,6 +283,7 @@ def enrolled() -> SpeakerModel:
         "sample_rate": RATE,
         "embed_dim": 4,
         "sha256": "ab" * 32,
+        "space": "ab" * 32,
         "calibration": None,
         "tuning": Tuning(),
     }

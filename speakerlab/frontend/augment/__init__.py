@@ -3,9 +3,9 @@
 To add one, write a file with one class (see `base.Augmentation`), add its line below and its keys
 to `AugmentConfig`; `tests/frontend/test_contract_of_augmentations.py` then tests it.
 
-The first is applied by the data worker. The order on the device follows the path of speech: speed
-(the speaker), room, noise, telephone, its codec, and masks over the features. Speed must stay the
-first of these: it reduces the samples read for it to a crop.
+The first is applied by the data worker. The order on the device follows the path of speech: speed,
+pitch and formants (the speaker), room, noise, telephone, its codec, and masks over the features.
+Speed must stay the first of these: it reduces the samples read for it to a crop.
 Babble is a kind of noise: a crop gets one noise or one babble, so one class draws both.
 """
 
@@ -19,6 +19,8 @@ AUGMENTATIONS: Mapping[str, type[Augmentation]] = Registry(
     {
         "reencode": "reencode:Reencode",
         "speed": "speed:Speed",
+        "pitch": "pitch:Pitch",
+        "formants": "formants:Formants",
         "room": "room:Room",
         "noise": "noise:Noise",
         "telephone": "telephone:Telephone",

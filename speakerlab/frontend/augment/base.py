@@ -47,6 +47,9 @@ class Augmentation(nn.Module):
     on_features = False  # True: `apply` takes feats_RTF instead of wave_RS
     # True: applied by the data worker, which reads the crop; has no `apply`.
     in_worker = False
+    # True: who speaks sounds different, not only the place, the channel or the surroundings. A
+    # teacher that hears clean crops hears these changes all the same.
+    changes_voice = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +115,17 @@ class Augment(nn.Module):
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)
+            return wave_BS
+
+    @torch.no_grad()
+    def voices(self, batch: Batch) -> Tensor:
+        """Return waves (B, S) changed only by the augmentations that change the voice."""
+        with autocast_off(batch.wave_BS), without_autotuning():
+            wave_BS = self.scale(batch)
+            for name in self.wave_names:
+                augmentation: Any = self.augmentations[name]
+                if augmentation.changes_voice:
+                    wave_BS = self.run(name, wave_BS, batch)
             return wave_BS
 
     @torch.no_grad()

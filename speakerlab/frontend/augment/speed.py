@@ -26,6 +26,8 @@ KAISER_BETA = 7.0
 class Speed(Augmentation):
     """Change of speed. All speeds are equally likely; the group of a draw is its speed's index."""
 
+    changes_voice = True
+
     def __init__(self, *, speeds: Sequence[float], num_samples: int) -> None:
         """Take `speeds`, the first 1, and `num_samples`, a crop's length after the change."""
         super().__init__()

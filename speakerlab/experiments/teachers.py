@@ -1,0 +1,308 @@
+"""Teachers of distillation: loaded, compared with the training, and asked for their embeddings.
+
+A teacher is a model that is never trained here. It keeps its own front end, and may be an
+experiment, a model folder, hub:NAME or an exported .onnx file. Several teachers make one target:
+their embeddings of length 1, side by side.
+
+Letters: B rows, N utterances, S samples, D dimensions of all teachers.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.checkpoints.hub import local
+from speakerlab.checkpoints.model_files import (
+    find_model,
+    read_card,
+    read_source,
+    space_of,
+)
+from speakerlab.checkpoints.published import load_published
+from speakerlab.config.schema import Config
+from speakerlab.core.atomic import check_writable
+from speakerlab.data.manifest import Manifest
+from speakerlab.experiments.validation import num_readers
+from speakerlab.inference.batches import embed_batches
+from speakerlab.inference.extraction import Extraction, plan_extraction
+from speakerlab.inference.onnx_embedder import OnnxEmbedder
+from speakerlab.inference.onnx_model import OnnxModel
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.precision import Precision
+
+log = logging.getLogger(__name__)
+# Rows that a teacher embeds at a time, which bounds its memory.
+MAX_ROWS = 64
+# Training utterances that tell the mean of the embeddings of teachers that hear crops.
+MAX_MEASURED = 1000
+
+
+@dataclass(frozen=True)
+class TeacherModel:
+    """A loaded teacher. Its embedder maps waves (B, S) in [-1, 1] to embeddings of `embed_dim`."""
+
+    name: str  # as configured
+    embedder: Any  # Embedder or OnnxEmbedder
+    sha256: str
+    facts: dict[str, Any]  # for the student's card
+
+    @property
+    def embed_dim(self) -> int:
+        return self.embedder.embed_dim
+
+
+class TeacherGroup:
+    """All teachers of a training, as one function; see `training.distillation.Teacher`."""
+
+    def __init__(self, embedders: Sequence[Any]) -> None:
+        self.embedders = embedders
+
+    @torch.no_grad()
+    def __call__(self, wave_BS: Tensor) -> Tensor:
+        """Return target_BD, float32: the unit embeddings of all teachers side by side."""
+        targets: list[Tensor] = []
+        for rows_RS in wave_BS.split(MAX_ROWS):
+            embeddings: list[Tensor] = []
+            for embedder in self.embedders:
+                emb_RD: Tensor = embedder(rows_RS)
+                embeddings.append(F.normalize(emb_RD.float(), dim=1))
+            targets.append(torch.cat(embeddings, dim=1))
+        return torch.cat(targets)
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What the teachers contribute to a training."""
+
+    facts: dict[str, Any]  # for run.json and the card
+    # Mean of the teachers' embeddings of training utterances, and their mean distance from it.
+    mean_D: np.ndarray
+    radius: float
+    valid_target_ND: np.ndarray
+    # Of the training utterances; None where the teachers hear the crops.
+    train_target_ND: np.ndarray | None
+    teacher: TeacherGroup | None  # on the device; None where all targets are stored
+
+    @property
+    def target_dim(self) -> int:
+        return len(self.mean_D)
+
+
+def prepare_teaching(
+    config: Config,
+    precision: Precision,
+    ranks: Ranks,
+    *,
+    train: Manifest,
+    valid: Manifest,
+) -> Teaching:
+    """Load the teachers and compute the stored targets; every rank must call it.
+
+    precision: of teachers that hear crops; stored targets are computed in fp32. train, valid: the
+    utterances of the corpus. Raises ValueError or FileNotFoundError, one line, for a teacher that
+    is missing or does not fit.
+    """
+    models = load_teachers(config)
+    hears_crops = config.distil.targets == "crop"
+    # Where crops are heard, the first utterances, in the order of a hash, tell the mean.
+    measured = train
+    if hears_crops:
+        rows = np.arange(min(len(train), MAX_MEASURED))
+        measured = train.of_rows(rows)
+    train_targets: list[np.ndarray] = []
+    valid_targets: list[np.ndarray] = []
+    for model in models:
+        valid_targets.append(stored_targets(model, valid, config, ranks, kind="valid"))
+        kind = "mean" if hears_crops else "train"
+        train_targets.append(stored_targets(model, measured, config, ranks, kind=kind))
+    train_target_ND = np.concatenate(train_targets, axis=1)
+    mean_D = train_target_ND.mean(axis=0)
+    distance_N = np.linalg.norm(train_target_ND - mean_D, axis=1)
+
+    teacher = None
+    if hears_crops:
+        embedders: list[nn.Module] = []
+        for model in models:
+            embedder = model.embedder.for_inference(precision, in_place=True)
+            embedders.append(embedder.to(ranks.device))
+        teacher = TeacherGroup(embedders)
+    # The plan of the batch measures the free memory, in which the pool of the extraction counts
+    # as taken.
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return Teaching(
+        facts={
+            "teachers": [model.facts for model in models],
+            "space": space_of_student(config, models),
+        },
+        mean_D=mean_D,
+        radius=float(distance_N.mean()),
+        valid_target_ND=np.concatenate(valid_targets, axis=1),
+        train_target_ND=None if hears_crops else train_target_ND,
+        teacher=teacher,
+    )
+
+
+def load_teachers(config: Config) -> list[TeacherModel]:
+    """Load the teachers on the CPU; ValueError if one hears another sample rate."""
+    models: list[TeacherModel] = []
+    sample_rate = config.frontend["sample_rate"]
+    for name in config.distil.teachers:
+        model = load_teacher(name)
+        if model.embedder.sample_rate != sample_rate:
+            raise ValueError(
+                f"distil.teachers: {name} hears {model.embedder.sample_rate} Hz, the"
+                f" student {sample_rate} Hz; use a teacher of {sample_rate} Hz, or set"
+                f" frontend.sample_rate={model.embedder.sample_rate}"
+            )
+        models.append(model)
+    return models
+
+
+def load_teacher(name: str) -> TeacherModel:
+    """Load a teacher by its name; FileNotFoundError or ValueError with one line."""
+    path = local(name)
+    try:
+        if path.suffix == ".onnx":
+            # Its metadata name no source.
+            onnx_model = OnnxModel(path)
+            embedder: Any = OnnxEmbedder(onnx_model)
+            sha256 = onnx_model.sha256
+            source: dict[str, Any] = {}
+            space = onnx_model.space
+        else:
+            published = load_published(path)
+            embedder = published.embedder
+            sha256 = published.sha256
+            source = read_source(path) or {}
+            space = space_of(read_card(path))
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"distil.teachers: {error}") from None
+    facts = {
+        "name": name,
+        "sha256": sha256,
+        "space": space,
+        "page": source.get("page"),
+        "licence": source.get("licence"),
+    }
+    return TeacherModel(name=name, embedder=embedder, sha256=sha256, facts=facts)
+
+
+def digests_of(teachers: Sequence[str]) -> list[str]:
+    """Return the sha256 of each teacher's weights, without building its network."""
+    digests: list[str] = []
+    for name in teachers:
+        path = local(name)
+        try:
+            if path.suffix == ".onnx":
+                digests.append(OnnxModel(path).sha256)
+            else:
+                digests.append(read_card(find_model(path))["sha256"])
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(f"distil.teachers: {error}") from None
+    return digests
+
+
+def space_of_student(config: Config, models: Sequence[TeacherModel]) -> str | None:
+    """Return the space of the student's embeddings; None for one of its own."""
+    # The embeddings of several teachers side by side are no model's.
+    if config.distil.target_dim is None or len(models) > 1:
+        return None
+    return models[0].facts["space"]
+
+
+def dims_of(teachers: Sequence[str]) -> int:
+    """Return the number of dimensions of all teachers together, from their cards."""
+    num_dims = 0
+    for name in teachers:
+        path = local(name)
+        if path.suffix == ".onnx":
+            num_dims += OnnxModel(path).embed_dim
+        else:
+            num_dims += read_card(path)["embed_dim"]
+    return num_dims
+
+
+def sizes_of(teachers: Sequence[str]) -> list[int]:
+    """Return the number of parameters of each teacher, from its card or the size of its file."""
+    sizes: list[int] = []
+    for name in teachers:
+        path = local(name)
+        if path.suffix == ".onnx":
+            sizes.append(path.stat().st_size // 4)  # fp32
+        else:
+            sizes.append(read_card(path)["parameters"])
+    return sizes
+
+
+def stored_targets(
+    model: TeacherModel,
+    manifest: Manifest,
+    config: Config,
+    ranks: Ranks,
+    *,
+    kind: str,
+) -> np.ndarray:
+    """Return target_ND, unit vectors of whole utterances, computed once and kept beside the data.
+
+    Finished chunks are kept if the computation is interrupted, and tables of another teacher or
+    other utterances are not used. kind: train, mean or valid, a part of the file's name.
+    """
+    if not len(manifest):
+        return np.zeros((0, model.embed_dim), dtype=np.float32)
+    folder = Path(config.data.dir) / "targets"
+    names = "+".join(name.replace("/", "_") for name in config.data.train)
+    stem = folder / f"{names}-{kind}-{model.sha256[:12]}"
+    ranks.on_first(lambda: check_writable(Path(f"{stem}.json")))
+    table = plan_extraction(
+        stem,
+        manifest,
+        model.embedder,
+        model_sha256=model.sha256,
+        facts={"precision": "fp32"},
+    )
+    _compute(table, model, ranks)
+    finished = table.read()
+    if finished is None:
+        raise ValueError(
+            f"{stem}: rank {ranks.rank} cannot read the targets that rank 0 has written;"
+            " let every host see the same data directories"
+        )
+    norm_N1 = np.linalg.norm(finished.emb_ND, axis=1, keepdims=True)
+    return finished.emb_ND / np.maximum(norm_N1, 1e-12)
+
+
+def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
+    """Compute the missing chunks of a table, a share on each rank, and join them."""
+    todo = ranks.on_first(lambda: table.todo((1, 1)))
+    if todo is None:
+        return
+    if ranks.is_first:
+        log.info(
+            "teacher %s: embeds %d utterances for %s",
+            model.name,
+            len(table.pieces),
+            table.stem,
+        )
+    embedder = model.embedder
+    for chunk in todo[ranks.rank :: ranks.world_size]:
+        embeddings: list[np.ndarray] = []
+        embedded = embed_batches(
+            embedder,
+            table.pieces,
+            table.chunks[chunk],
+            device=ranks.device,
+            num_workers=num_readers(embedder, ranks),
+        )
+        for _, emb_BD in embedded:
+            embeddings.append(emb_BD)
+        table.save_part(chunk, np.concatenate(embeddings))
+    ranks.barrier(f"targets {table.stem.name}")
+    ranks.on_first(table.join)

@@ -1,0 +1,151 @@
+"""Losses of distillation: a student's embeddings beside those of its teacher, without labels.
+
+In: embeddings of the same crops by student and teacher. Out: scalars; smaller is more alike.
+Only directions from the mean of the teacher's embeddings are compared, as vectors of length 1: the
+mean is the same for all speakers, and the last BatchNorm of many students could not learn it.
+
+Letters: B crops of a rank, G crops of all ranks, N utterances, D dimensions of the teacher, E of
+the student.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.core.full_precision import autocast_off, widened
+from speakerlab.losses.objective import gather_utterances
+from speakerlab.losses.shards import Shards
+
+
+def cosine(student_GD: Tensor, teacher_GD: Tensor, *, temperature: float) -> Tensor:
+    """Return 1 minus the mean cosine of each crop with its own target.
+
+    Wang et al., Knowledge Distillation for Small Foot-print Deep Speaker Embedding, ICASSP 2019,
+    doi 10.1109/ICASSP.2019.8683443, eq. 6. In: vectors of length 1.
+    """
+    del temperature
+    cosine_G = (student_GD * teacher_GD).sum(dim=1)
+    return 1 - cosine_G.mean()
+
+
+def relations(student_GD: Tensor, teacher_GD: Tensor, *, temperature: float) -> Tensor:
+    """Return the mean squared difference of the two matrices of cosines between crops.
+
+    Tung and Mori, Similarity-Preserving Knowledge Distillation, ICCV 2019, arXiv 1907.09682, eq. 4,
+    with cosines in place of products whose rows are normalised. In: vectors of length 1.
+    """
+    del temperature
+    student_GG = student_GD @ student_GD.T
+    teacher_GG = teacher_GD @ teacher_GD.T
+    return (student_GG - teacher_GG).square().mean()
+
+
+def contrast(student_GD: Tensor, teacher_GD: Tensor, *, temperature: float) -> Tensor:
+    """Return the cross-entropy of two distributions over all targets, teacher's and student's.
+
+    Each is the softmax of an embedding's cosines with the targets of the batch, divided by the
+    temperature. Fang et al., SEED: Self-supervised Distillation for Visual Representation, ICLR
+    2021, arXiv 2101.04731, eq. 5, with the batch as the queue. In: vectors of length 1.
+    """
+    student_logits_GG = student_GD @ teacher_GD.T / temperature
+    teacher_logits_GG = teacher_GD @ teacher_GD.T / temperature
+    teacher_share_GG = teacher_logits_GG.softmax(dim=1)
+    return F.cross_entropy(student_logits_GG, teacher_share_GG)
+
+
+DistillationLoss = Callable[..., Tensor]
+# Each takes unit vectors of student and teacher, and the temperature.
+DISTILLATION_LOSSES: Mapping[str, DistillationLoss] = {
+    "cosine": cosine,
+    "relations": relations,
+    "contrast": contrast,
+}
+# Compares each crop with its own target alone, so a batch may be divided.
+OF_SINGLE_CROPS = frozenset({"cosine"})
+
+
+class Distillation(nn.Module):
+    """Weighted sum of the losses, after a projection to the teacher's dimensions where it is set.
+
+    embed_dim: of the student. target_dim: of the teacher, or of all teachers together. weights:
+    name in `DISTILLATION_LOSSES` -> weight; those of weight 0 are not computed. is_projected:
+    whether a linear layer, which is not published, maps the student to the teacher's dimensions.
+    is_kept: whether the student's embeddings lie in the teacher's space, so that they have its
+    mean, too. shards: the ranks whose crops are compared.
+    """
+
+    mean_D: Tensor
+
+    def __init__(
+        self,
+        *,
+        embed_dim: int,
+        target_dim: int,
+        weights: Mapping[str, float],
+        temperature: float,
+        is_projected: bool,
+        is_kept: bool = False,
+        shards: Shards | None = None,
+    ) -> None:
+        super().__init__()
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.temperature = temperature
+        self.shards = shards
+        self.target_dim = target_dim
+        self.is_kept = is_kept
+        # Of the teacher's embeddings of length 1.
+        self.register_buffer("mean_D", torch.zeros(target_dim))
+        # Without a bias: the student's origin stays the teacher's.
+        self.projection: nn.Module = nn.Identity()
+        if is_projected:
+            self.projection = nn.Linear(embed_dim, target_dim, bias=False)
+
+    @torch.inference_mode()
+    def project(self, emb_NE: np.ndarray) -> np.ndarray:
+        """Return the student's directions as vectors of length 1, as in training."""
+        emb = torch.from_numpy(emb_NE).to(self.mean_D.device)
+        return self._student(emb).cpu().numpy()
+
+    @torch.inference_mode()
+    def targets_of(self, target_ND: np.ndarray) -> np.ndarray:
+        """Return the teacher's directions as vectors of length 1, as in training."""
+        target = torch.from_numpy(target_ND).to(self.mean_D.device)
+        return self._teacher(target).cpu().numpy()
+
+    def _student(self, emb_BE: Tensor) -> Tensor:
+        projected_BD = self.projection(widened(emb_BE))
+        if self.is_kept:
+            projected_BD = projected_BD - self.mean_D
+        return F.normalize(projected_BD, dim=1)
+
+    def _teacher(self, target_BD: Tensor) -> Tensor:
+        return F.normalize(widened(target_BD) - self.mean_D, dim=1)
+
+    def forward(self, emb_BE: Tensor, target_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss, fp32, and the share of crops whose nearest target is their own."""
+        with autocast_off(emb_BE):
+            student_BD = self._student(emb_BE)
+            teacher_BD = self._teacher(target_BD)
+            # `gather_utterances` takes views first: here is one.
+            student_GD = gather_utterances(student_BD[None], self.shards)[0]
+            teacher_GD = gather_utterances(teacher_BD[None], self.shards)[0]
+            loss = student_GD.new_zeros(())
+            for name, weight in self.weights.items():
+                compare = DISTILLATION_LOSSES[name]
+                value = compare(student_GD, teacher_GD, temperature=self.temperature)
+                loss = loss + weight * value
+
+            with torch.no_grad():
+                nearest_G = (student_GD @ teacher_GD.T).argmax(dim=1)
+                number_G = torch.arange(len(nearest_G), device=nearest_G.device)
+                accuracy = (nearest_G == number_G).to(loss.dtype).mean()
+            return loss, accuracy
+
+
+def compares_crops(weights: Mapping[str, float]) -> bool:
+    """Return whether a loss compares crops with each other, so that no batch may be divided."""
+    used = {name for name, weight in weights.items() if weight}
+    return not used <= OF_SINGLE_CROPS

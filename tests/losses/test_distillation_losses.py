@@ -1,0 +1,203 @@
+"""Losses of distillation equal loops over pairs; two ranks have the gradients of one.
+
+Letters: B crops, D dimensions of the teacher, E of the student.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from speakerlab.losses.distillation import (
+    DISTILLATION_LOSSES,
+    Distillation,
+    compares_crops,
+)
+
+CROPS = 6
+STUDENT_DIM = 5
+TEACHER_DIM = 7
+TEMPERATURE = 0.2
+ALL = {"cosine": 1.0, "relations": 4.0, "contrast": 0.5}
+
+
+@dataclass
+class Replayed:
+    """One of two ranks; what it gathers was recorded from a single rank, call by call."""
+
+    rank: int
+    whole: list[Tensor]
+    world_size: int = 2
+
+    def gather(self, values: Tensor) -> Tensor:
+        whole = self.whole.pop(0)
+        torch.testing.assert_close(whole.chunk(2)[self.rank], values)
+        return whole
+
+
+def embeddings(dim: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    emb_BE = torch.randn(CROPS, dim, dtype=torch.float64)
+    target_BD = torch.randn(CROPS, TEACHER_DIM, dtype=torch.float64)
+    return emb_BE, target_BD
+
+
+def make(weights, *, embed_dim=TEACHER_DIM, shards=None) -> Distillation:
+    torch.manual_seed(0)
+    distance = Distillation(
+        embed_dim=embed_dim,
+        target_dim=TEACHER_DIM,
+        weights=weights,
+        temperature=TEMPERATURE,
+        is_projected=embed_dim != TEACHER_DIM,
+        shards=shards,
+    )
+    return distance.double()
+
+
+def dot(first, second) -> float:
+    """Return the cosine of two vectors, by a loop."""
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    product = sum(a * b for a, b in pairs)
+    first_norm = math.sqrt(sum(a * a for a, _ in pairs))
+    second_norm = math.sqrt(sum(b * b for _, b in pairs))
+    return product / first_norm / second_norm
+
+
+def cosine_by_hand(student, teacher) -> float:
+    cosines = [dot(s, t) for s, t in zip(student, teacher)]
+    return 1 - sum(cosines) / len(cosines)
+
+
+def relations_by_hand(student, teacher) -> float:
+    total = 0.0
+    for i in range(CROPS):
+        for j in range(CROPS):
+            difference = dot(student[i], student[j]) - dot(teacher[i], teacher[j])
+            total += difference**2
+    return total / CROPS**2
+
+
+def contrast_by_hand(student, teacher) -> float:
+    total = 0.0
+    for i in range(CROPS):
+        wanted = [math.exp(dot(teacher[i], t) / TEMPERATURE) for t in teacher]
+        shares = [math.exp(dot(student[i], t) / TEMPERATURE) for t in teacher]
+        for wanted_share, share in zip(wanted, shares):
+            probability = wanted_share / sum(wanted)
+            total -= probability * math.log(share / sum(shares))
+    return total / CROPS
+
+
+BY_HAND = {
+    "cosine": cosine_by_hand,
+    "relations": relations_by_hand,
+    "contrast": contrast_by_hand,
+}
+
+
+@pytest.mark.parametrize("name", DISTILLATION_LOSSES)
+def test_a_loss_equals_loops_over_pairs(name):
+    emb_BE, target_BD = embeddings(TEACHER_DIM)
+    loss, _ = make({name: 1.0})(emb_BE, target_BD)
+    assert float(loss) == pytest.approx(BY_HAND[name](emb_BE, target_BD), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", DISTILLATION_LOSSES)
+def test_a_loss_is_least_where_student_and_teacher_agree(name):
+    emb_BE, target_BD = embeddings(TEACHER_DIM)
+    distance = make({name: 1.0})
+    other, _ = distance(emb_BE, target_BD)
+    # Lengths do not matter.
+    leaf = (3 * target_BD).requires_grad_()
+    same, accuracy = distance(leaf, target_BD)
+    same.backward()
+    assert same < other
+    assert accuracy == 1
+    torch.testing.assert_close(leaf.grad, torch.zeros_like(leaf))
+
+
+def test_weights_add_up_and_a_weight_of_zero_leaves_out():
+    emb_BE, target_BD = embeddings(TEACHER_DIM)
+    expected = 0.0
+    for name, weight in ALL.items():
+        expected += weight * BY_HAND[name](emb_BE, target_BD)
+    loss, _ = make(ALL)(emb_BE, target_BD)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    assert list(make({**ALL, "contrast": 0.0}).weights) == ["cosine", "relations"]
+
+
+def test_a_projection_maps_to_the_teachers_dimensions():
+    emb_BE, target_BD = embeddings(STUDENT_DIM)
+    distance = make(ALL, embed_dim=STUDENT_DIM)
+    projected_BD = (emb_BE @ distance.projection.weight.T).detach()
+    loss, _ = distance(emb_BE, target_BD)
+    expected, _ = make(ALL)(projected_BD, target_BD)
+    torch.testing.assert_close(loss, expected)
+    unit_BD = torch.nn.functional.normalize(projected_BD, dim=1)
+    np.testing.assert_allclose(distance.project(emb_BE.numpy()), unit_BD)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_directions_are_those_from_the_teachers_mean(is_kept):
+    """The student has the teacher's mean only if its projection is kept."""
+    emb_BD, target_BD = embeddings(TEACHER_DIM)
+    mean_D = torch.linspace(-1, 2, TEACHER_DIM, dtype=torch.float64)
+    moved = make(ALL)
+    moved.is_kept = is_kept
+    moved.mean_D.copy_(mean_D)
+    student_BD = emb_BD + mean_D if is_kept else emb_BD
+    loss, _ = moved(student_BD, target_BD + mean_D)
+    expected, _ = make(ALL)(emb_BD, target_BD)
+    torch.testing.assert_close(loss, expected)
+    np.testing.assert_allclose(
+        moved.targets_of((target_BD + mean_D).numpy()),
+        make(ALL).targets_of(target_BD.numpy()),
+    )
+
+
+def gradients(distance, emb_BE, target_BD):
+    leaf = emb_BE.clone().requires_grad_()
+    loss, _ = distance(leaf, target_BD)
+    loss.backward()
+    return loss.detach(), leaf.grad, distance.projection.weight.grad
+
+
+def test_two_ranks_have_the_gradients_of_one():
+    """DDP divides the sum of the ranks' gradients by 2."""
+    emb_BE, target_BD = embeddings(STUDENT_DIM)
+    alone = make(ALL, embed_dim=STUDENT_DIM)
+    loss, emb_grad, weight_grad = gradients(alone, emb_BE, target_BD)
+    unit_BD = torch.from_numpy(alone.project(emb_BE.numpy()))
+    target_unit_BD = torch.from_numpy(alone.targets_of(target_BD.numpy()))
+    whole = [unit_BD[:, None], target_unit_BD[:, None]]
+
+    parts = []
+    for rank in (0, 1):
+        shards = Replayed(rank, list(whole))
+        distance = make(ALL, embed_dim=STUDENT_DIM, shards=shards)
+        part = gradients(distance, emb_BE.chunk(2)[rank], target_BD.chunk(2)[rank])
+        torch.testing.assert_close(part[0], loss)
+        parts.append(part)
+    emb_grads = torch.cat([part[1] for part in parts]) / 2
+    torch.testing.assert_close(emb_grads, emb_grad)
+    torch.testing.assert_close((parts[0][2] + parts[1][2]) / 2, weight_grad)
+
+
+def test_only_the_cosine_may_be_accumulated():
+    assert not compares_crops({"cosine": 1.0, "relations": 0.0})
+    assert compares_crops({"cosine": 1.0, "relations": 1.0})
+    assert compares_crops({"contrast": 1.0})
+
+
+@pytest.mark.parametrize("name", DISTILLATION_LOSSES)
+def test_gradients_are_finite_for_zeros(name):
+    emb_BE = torch.zeros(CROPS, TEACHER_DIM, dtype=torch.float64, requires_grad=True)
+    target_BD = torch.zeros(CROPS, TEACHER_DIM, dtype=torch.float64)
+    loss, _ = make({name: 1.0})(emb_BE, target_BD)
+    loss.backward()
+    assert loss.isfinite()
+    assert emb_BE.grad.isfinite().all()

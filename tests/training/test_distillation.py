@@ -1,0 +1,405 @@
+"""Trainings with a teacher: targets, labels, bad steps, resume; ranks are in tests/bin."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from refusals import refuses
+from safetensors.torch import load_file
+from torch import Tensor
+
+from speakerlab.checkpoints.model_files import read_card, space_of
+from speakerlab.experiments import train
+from speakerlab.experiments.consistency import load_same_config
+from speakerlab.experiments.hardware import start_rank
+from speakerlab.experiments.validation import PairValidation, TeacherValidation
+from speakerlab.training.signals import Signals
+
+SETTINGS = [
+    "task=distil",
+    "data.crop_seconds=0.5",
+    "data.valid_speakers=4",
+    "training.global_batch=8",
+    "training.num_epochs=3",
+    "training.warmup_epochs=1",
+    "training.checkpoint_every_steps=2",
+    "augment.noise_prob=0",
+    "augment.room_prob=0",
+    "augment.telephone_prob=0.5",
+    "augment.speeds=[1.0]",
+    "runtime.num_workers=0",
+    "runtime.device=cpu",
+    "runtime.log_every_steps=1",
+    "runtime.precision=fp32",
+]
+UTTERANCE = "distil.targets=utterance"
+CLEAN = "distil.targets=crop"
+AUGMENTED = "distil={targets: crop, hears: augmented}"
+LABELS = "distil.label_weight=0.5"
+# Another size, other features and another number of dimensions than the student.
+TEACHER = [
+    "seed=5",
+    "frontend.num_mel_bins=40",
+    "model.args.embed_dim=24",
+]
+
+
+@pytest.fixture
+def folder(make_data_dir) -> Path:
+    return make_data_dir(speakers=range(6), seconds=[0.6, 0.7, 0.8])
+
+
+@pytest.fixture
+def teacher(publish_to) -> Path:
+    path, _, _ = publish_to("teacher", *TEACHER)
+    return path
+
+
+@pytest.fixture
+def begin(folder, teacher, tmp_path, monkeypatch):
+    """begin("exp", *settings) -> a training that has not begun."""
+    monkeypatch.chdir(tmp_path)
+    small = tmp_path / "small.yaml"
+    small.write_text(
+        "model: {name: campplus, args: {embed_dim: 16, head_channels: 4,"
+        " init_channels: 16, growth_rate: 4, blocks: [1, 1, 1]}}\n"
+    )
+
+    def make(name, *options, data=folder.parent, teachers=(teacher,)):
+        names = json.dumps([str(path) for path in teachers])
+        settings = [
+            *SETTINGS,
+            f"data.dir={data}",
+            f"distil.teachers={names}",
+            *options,
+        ]
+        exp = tmp_path / name
+        config = load_same_config(exp, [small], settings)
+        ranks = start_rank(config)
+        return train.start_training(exp, None, config, ranks, Signals(print))
+
+    return make
+
+
+def finish(training) -> dict[str, Tensor]:
+    """Train to the end; return the weights that are published."""
+    train.train(training)
+    return load_file(training.exp_dir / "model/embedder.safetensors")
+
+
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def rows_of(training, kind):
+    text = (training.exp_dir / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [UTTERANCE],
+        [AUGMENTED, "distil.projection=drop"],
+        pytest.param([CLEAN, LABELS], marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_is_bit_identical_with_its_projection(begin, tmp_path, options):
+    whole = begin("whole", *options)
+    weights = finish(whole)
+    folders = sorted((whole.exp_dir / "checkpoints").glob("step_*"))
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.exp_dir, cut)
+    shutil.rmtree(cut / "model")
+    for checkpoint in folders[1:]:
+        shutil.rmtree(cut / "checkpoints" / checkpoint.name)
+    again = begin("cut", *options)
+    assert_same(finish(again), weights)
+    state = whole.trainer.task.state_dict()
+    assert_same(again.trainer.task.state_dict(), state)
+
+    losses = [row["loss"] for row in rows_of(whole, "train")]
+    assert [row["loss"] for row in rows_of(again, "train")] == losses
+    has_projection = "distance.projection.weight" in state
+    assert has_projection == ("distil.projection=drop" in options)
+
+
+def test_the_student_comes_closer_to_its_teacher(begin):
+    options = ["optimizer={name: adamw}", "training.lr=0.1", "training.num_epochs=40"]
+    training = begin("exp", UTTERANCE, *options)
+    finish(training)
+    distances = [row["teacher_distance"] for row in rows_of(training, "valid")]
+    assert distances[-1] < 0.9 * distances[0]
+    losses = [row["loss"] for row in rows_of(training, "train")]
+    assert np.mean(losses[-3:]) < 0.8 * np.mean(losses[:3])
+
+
+def move_labels(folder: Path, copy: Path) -> None:
+    """Copy a data directory, in which each utterance gets the speaker of another one."""
+    table = (folder / "utt2spk").read_text().split()
+    speakers = table[1::2]
+    shifted = speakers[1:] + speakers[:1]
+    shutil.copytree(folder, copy)
+    lines = [f"{name} {speaker}\n" for name, speaker in zip(table[::2], shifted)]
+    (copy / "utt2spk").write_text("".join(lines))
+
+
+@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN])
+def test_labels_change_no_bit(begin, folder, tmp_path, targets):
+    """Neither other speakers nor none, although the labelled run validates with the EER, too."""
+    # Enough utterances for two of one speaker.
+    several = "data.valid_speakers=7"
+    labelled = begin("labelled", targets, several)
+    weights = finish(labelled)
+    assert "eer" in rows_of(labelled, "valid")[-1]
+
+    mixed = tmp_path / "mixed" / "train"
+    move_labels(folder, mixed)
+    mixed_up = begin("mixed_up", targets, several, data=mixed.parent)
+    assert_same(finish(mixed_up), weights)
+
+    (mixed / "utt2spk").unlink()
+    bare = begin("bare", targets, several, data=mixed.parent)
+    assert_same(finish(bare), weights)
+    assert "eer" not in rows_of(bare, "valid")[-1]
+    card = read_card(bare.exp_dir)
+    assert card["classes"] == 0
+    assert not (bare.exp_dir / "model/calibration.json").exists()
+
+
+def test_labels_add_a_head_and_hold_out_speakers(begin, folder):
+    labelled = begin("exp", UTTERANCE, LABELS)
+    assert isinstance(labelled.validation, PairValidation)
+    assert "head.weight_CD" in labelled.trainer.task.state_dict()
+    assert isinstance(begin("bare", UTTERANCE).validation, TeacherValidation)
+
+    (folder / "utt2spk").unlink()
+    with refuses(str(folder / "utt2spk"), "no such file; training needs speakers"):
+        begin("none", UTTERANCE, LABELS)
+
+
+@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN])
+def test_a_bad_step_moves_nothing(begin, targets):
+    """A NaN in a target: neither student, statistics nor projection move."""
+    training = begin("exp", targets, "distil.projection=drop")
+    trainer = training.trainer
+    trainer.start()
+    trainer.open()
+    for is_bad in (False, True, False):
+        before = {}
+        for name, tensor in trainer.task.state_dict().items():
+            before[name] = tensor.clone()
+        make_inputs = trainer.inputs._make
+
+        def poisoned(make_inputs=make_inputs, is_bad=is_bad):
+            inputs = make_inputs()
+            if is_bad:
+                inputs.batch.target_BD[0, 0] = torch.nan
+            return inputs
+
+        trainer.inputs._make = poisoned
+        trainer.train_step()
+        trainer.inputs._make = make_inputs
+        moved = set()
+        for name, tensor in trainer.task.state_dict().items():
+            if not torch.equal(tensor, before[name]):
+                moved.add(name.split(".")[0])
+        assert moved == (set() if is_bad else {"embedder", "distance"})
+    trainer.close()
+
+
+def test_a_student_lies_where_its_teacher_does(begin, teacher):
+    """Also before it has learned: at the teacher's mean distance from the teacher's mean."""
+    training = begin("exp", UTTERANCE)
+    train_set = training.source.corpus.train
+    target_ND = training.source.target_ND
+    assert len(target_ND) == len(train_set)
+    mean_D = target_ND.mean(axis=0)
+    radius = np.linalg.norm(target_ND - mean_D, axis=1).mean()
+    wave_BS = torch.randn(3, 8000)
+    emb_BD = training.embedder.eval()(wave_BS).detach().numpy()
+    distance_B = np.linalg.norm(emb_BD - mean_D, axis=1)
+    np.testing.assert_allclose(distance_B, radius, rtol=1e-4)
+
+
+def first_inputs(training):
+    training.trainer.open()
+    inputs = next(training.trainer.inputs)
+    training.trainer.close()
+    return inputs
+
+
+def test_the_teacher_hears_the_drawn_voice_without_the_channel(begin):
+    options = ["augment.speeds=[1.0,0.8,1.25]", "augment.telephone_prob=1"]
+    clean = first_inputs(begin("clean", CLEAN, *options))
+    augmented = first_inputs(begin("augmented", AUGMENTED, *options))
+    voice_only = ["augment.speeds=[1.0,0.8,1.25]", "augment.telephone_prob=0"]
+    voice = first_inputs(begin("voice", AUGMENTED, *voice_only))
+    # The same crops: the draws of an augmentation do not depend on the others.
+    assert torch.equal(clean.batch.row_B, voice.batch.row_B)
+    assert torch.equal(clean.x_B, augmented.x_B)
+    assert torch.equal(clean.batch.target_BD, voice.batch.target_BD)
+    assert not torch.equal(clean.batch.target_BD, augmented.batch.target_BD)
+
+
+def test_an_utterance_has_one_target_whatever_its_crop(begin, teacher):
+    import speakerlab
+
+    training = begin("exp", UTTERANCE)
+    batch = first_inputs(training).batch
+    train_set = training.source.corpus.train
+    model = speakerlab.load(teacher)
+    for target_D, row in zip(batch.target_BD, batch.row_B.tolist(), strict=True):
+        emb_D = model.embed(train_set.paths[row])
+        expected = torch.from_numpy(emb_D / np.linalg.norm(emb_D))
+        torch.testing.assert_close(target_D, expected, rtol=1e-4, atol=1e-5)
+
+
+def targets_of(folder: Path) -> dict[str, int]:
+    """Return the time of each table of targets."""
+    tables = (folder.parent / "targets").glob("*.npy")
+    return {path.name: path.stat().st_mtime_ns for path in tables}
+
+
+def test_stored_targets_are_kept_while_teacher_and_data_are_the_same(
+    begin, folder, publish_to
+):
+    begin("first", UTTERANCE)
+    stored = targets_of(folder)
+    assert len(stored) == 2
+    begin("second", UTTERANCE, "seed=3")
+    assert targets_of(folder) == stored
+
+    other, _, _ = publish_to("other", "seed=6")
+    begin("third", UTTERANCE, teachers=[other])
+    assert len(targets_of(folder)) == 4
+
+    # Another validation set: the tables have other utterances.
+    begin("fourth", UTTERANCE, "data.valid_speakers=5")
+    changed = targets_of(folder)
+    assert all(changed[name] != stored[name] for name in stored)
+
+
+def test_a_student_lives_in_its_teachers_space(begin, teacher, tmp_path):
+    """Also a student of a student; one whose projection is dropped has its own."""
+    finish(begin("student", UTTERANCE))
+    card = read_card(tmp_path / "student")
+    teacher_sha256 = read_card(teacher)["sha256"]
+    assert card["embed_dim"] == 24
+    assert space_of(card) == teacher_sha256
+    assert card["teachers"][0]["sha256"] == teacher_sha256
+
+    finish(begin("grandchild", UTTERANCE, teachers=[tmp_path / "student"]))
+    card = read_card(tmp_path / "grandchild")
+    assert space_of(card) == teacher_sha256
+
+    finish(begin("other", UTTERANCE, "distil.projection=drop"))
+    card = read_card(tmp_path / "other")
+    assert card["embed_dim"] == 16
+    assert space_of(card) == card["sha256"]
+
+
+def test_several_teachers_make_one_target(begin, teacher, publish_to):
+    second, _, _ = publish_to("second", "seed=7")
+    training = begin("exp", UTTERANCE, teachers=[teacher, second])
+    batch = first_inputs(training).batch
+    assert batch.target_BD.shape == (8, 24 + 16)
+    first_norm_B = batch.target_BD[:, :24].norm(dim=1)
+    second_norm_B = batch.target_BD[:, 24:].norm(dim=1)
+    torch.testing.assert_close(first_norm_B, torch.ones(8))
+    torch.testing.assert_close(second_norm_B, torch.ones(8))
+    finish(training)
+    card = read_card(training.exp_dir)
+    assert (card["embed_dim"], card["space"]) == (16, None)
+
+
+def test_an_exported_teacher_gives_the_same_targets(begin, teacher, tmp_path):
+    pytest.importorskip("onnxscript")
+    from speakerlab.inference.export import export_onnx
+
+    file = tmp_path / "teacher.onnx"
+    export_onnx(teacher, file)
+    for number, targets in enumerate((UTTERANCE, CLEAN)):
+        ours = first_inputs(begin(f"ours{number}", targets)).batch
+        # The tables of both are of one sha256: computed again for the file.
+        shutil.rmtree(tmp_path / "targets", ignore_errors=True)
+        exported = first_inputs(begin(f"file{number}", targets, teachers=[file])).batch
+        torch.testing.assert_close(
+            exported.target_BD, ours.target_BD, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_teachers_that_do_not_fit_are_one_line(begin, publish_to, tmp_path):
+    with refuses("distil.teachers", "is missing; add --teacher MODEL"):
+        begin("a", teachers=[])
+    with pytest.raises(FileNotFoundError, match=r"no_model: does not exist"):
+        begin("b", teachers=[tmp_path / "no_model"])
+    with pytest.raises(FileNotFoundError, match=r"no.onnx: no such model"):
+        begin("c", "distil.projection=drop", teachers=[tmp_path / "no.onnx"])
+    slow, _, _ = publish_to("slow", "frontend.sample_rate=8000")
+    with refuses("distil.teachers", "slow hears 8000 Hz, the student 16000 Hz"):
+        begin("d", teachers=[slow])
+    # The weights of a teacher, deleted or damaged.
+    broken, _, _ = publish_to("broken", "seed=9")
+    weights = broken / "embedder.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with refuses("distil.teachers", "broken", "sha256 is"):
+        begin("f", teachers=[broken])
+
+
+def test_a_resumed_run_keeps_its_teacher(begin, teacher, publish_to, tmp_path):
+    finish(begin("exp", UTTERANCE))
+    # The same weights elsewhere are the same teacher.
+    moved = tmp_path / "moved"
+    shutil.copytree(teacher, moved)
+    begin("exp", UTTERANCE, teachers=[moved])
+    other, _, _ = publish_to("other", *TEACHER, "seed=6")
+    with refuses(
+        str(tmp_path / "exp/run.json"), "a resumed run must keep its teachers: sha256"
+    ):
+        begin("exp", UTTERANCE, teachers=[other])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["distil.losses={cosinus: 1}"], "unknown loss 'cosinus'; use cosine"),
+        (["distil.losses={cosine: 0}"], "all weights are 0"),
+        (["training.freeze_epochs=1"], "without a head"),
+        (["training.speaker_balance=0.5"], "labels are not used"),
+    ],
+)
+def test_settings_that_do_nothing_are_refused(begin, options, line):
+    key, _, _ = options[0].partition("=")
+    with refuses(key, line):
+        begin("exp", UTTERANCE, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ([UTTERANCE, "augment.speeds=[1.0,0.9]"], "augment.speeds"),
+        ([UTTERANCE, "augment.pitch_prob=0.5"], "augment.pitch_prob"),
+        ([CLEAN, LABELS, "augment.formants_prob=0.5"], "augment.formants_prob"),
+        (["task=verification", "augment.pitch_prob=0.5"], "augment.pitch_prob"),
+    ],
+)
+def test_a_changed_voice_needs_a_target_of_its_own(begin, options, key):
+    with refuses(key, "voice"):
+        begin("exp", *options)
+
+
+def test_the_teacher_hears_a_changed_pitch(begin):
+    options = ["augment.pitch_prob=1", "augment.formants_prob=1"]
+    changed = first_inputs(begin("changed", CLEAN, *options)).batch
+    plain = first_inputs(begin("plain", CLEAN)).batch
+    assert torch.equal(changed.row_B, plain.row_B)
+    assert not torch.allclose(changed.target_BD, plain.target_BD, atol=1e-3)
