@@ -32,8 +32,7 @@ config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/lar
 backends=(cosine)                                                   # of stage 6, a row of results each
 treatments=(--durations 1 2 full --codecs none mp3:16k opus:8k gsm) # of the test side: more results
 if [[ $task == ssl ]]; then
-  config+=("ssl/${method:=simclr}") name+=_$method
-  config+=("$recipe/conf/ssl.yaml")
+  config+=("ssl/${method:=simclr}" "$recipe/conf/ssl.yaml") name+=_$method
   if [[ -f $recipe/conf/$method.yaml ]]; then config+=("$recipe/conf/$method.yaml"); fi
 fi
 if [[ $task == distil ]]; then config+=(distil) name+=_distil; fi

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # run.sh sets what is read here
-# Sourced by run.sh instead of its stages 3 to 6, where there are few speakers: with --folds,
-# cross-validation over speakers (5 to 20 of them); without, only the calibration of --init.
+# Sourced by run.sh instead of stages 3 to 6 where there are few speakers: with --folds, cross-validation
+# over speakers (5 to 20 of them); else the calibration of --init. A student needs no speakers: stage 3.
+if [[ $task == distil ]]; then stop_stage=$((stop_stage < 3 ? stop_stage : 3)) && return; fi # no test set
 if ((folds == 1)); then
   if stage 3 calibration; then
     if [[ -z $init ]]; then die "stage 3: $(<"$too_few"); give a model with --init, or more recordings"; fi

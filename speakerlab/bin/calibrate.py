@@ -139,6 +139,13 @@ def store_calibration(args: Namespace, folder: Path) -> None:
     )
 
     learned = validation.calibrate(emb_ND, source=args.data.name, fars=args.far)
+    # A low score would then mean the same speaker.
+    if learned.slope <= 0:
+        raise ValueError(
+            f"{args.data}: recordings of one speaker are no more alike than those of"
+            f" different speakers (EER {100 * learned.eer:.1f} %), so there is no"
+            " threshold; check that utt2spk names the speakers, and the model"
+        )
     stored = published.folder / CALIBRATION
     # Without a record, if this command ends before the new one.
     done.forget(record)

@@ -8,7 +8,7 @@ from speakerlab.bin.command import parser
 from speakerlab.core.leftovers import name_leftovers
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.checked import CheckInputs, check_alone
-from speakerlab.data.tables import keep_roots, list_skipped, list_trials
+from speakerlab.data.tables import keep_roots, list_skipped, list_trials, read_about
 from speakerlab.scoring.trials import read_trials
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def check(inputs: CheckInputs, *, num_workers: int) -> None:
     for note in notes:
         log.info("%s", note)
     for folder in inputs.folders:
+        read_about(folder)  # refuses unknown keys
         for path in list_trials(folder):
             check_trials(path)
         skipped = list_skipped(folder)

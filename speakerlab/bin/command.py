@@ -214,6 +214,14 @@ class Parser(argparse.ArgumentParser):
             group=group,
         )
 
+    def add_threshold(self, group: Any) -> None:
+        self.add(
+            "--threshold COSINE",
+            "decide at this cosine instead of at the calibrated one, e.g. 0.4",
+            least=-1.0,
+            group=group,
+        )
+
     def add_json(self, each: str) -> None:
         self.add("--json", f"print one JSON object per {each}, each on a line")
 
@@ -239,6 +247,14 @@ def parser(
             "--plugins DIR", "folder of modules of parts that are named module:Class"
         )
     return options
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise ValueError for a threshold that no cosine reaches."""
+    if threshold is not None and threshold > 1:
+        raise ValueError(
+            f"--threshold: a cosine is at most 1, got {threshold:g}; correct it"
+        )
 
 
 def _number(least: float) -> Callable[[str], float]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from speakerlab.bin.command import model_of, parser
 from speakerlab.bin.embed import find_recordings
@@ -20,6 +21,12 @@ def main(arguments: Sequence[str]) -> None:
     options.add_channel()
     options.add_model_options()
     args = options.parse_args(arguments)
+    # A forgotten name would make a name of the first recording.
+    if Path(args.name).is_file():
+        raise ValueError(
+            f"enroll: the name of the speaker comes first, got the file {args.name};"
+            " e.g. `speakerlab enroll ann a1.wav a2.wav`"
+        )
     check_writable(args.speakers)
     files = find_recordings(args.files, where="enroll")
     model = model_of(args)

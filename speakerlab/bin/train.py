@@ -369,16 +369,12 @@ def check_devices(args: Namespace, config: "Config") -> None:
 def check_inputs(args: Namespace, config: "Config") -> int:
     """Check the inputs before the ranks start; return the number of GPUs they may use."""
     from speakerlab.config.build import check_margin
-    from speakerlab.experiments.consistency import (
-        check_initial_model,
-        check_teachers,
-    )
+    from speakerlab.experiments.consistency import check_initial_model
     from speakerlab.training.devices import count_gpus
 
     num_gpus = count_gpus(config.runtime.device, num_ranks=args.nproc)
     check_margin(config)
     check_initial_model(config, args.init, args.exp)
-    check_teachers(config, args.exp)
     return num_gpus
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.bin.command import collect_warnings, json_line, model_of, parser
+from speakerlab.bin.command import (
+    check_threshold,
+    collect_warnings,
+    json_line,
+    model_of,
+    parser,
+)
 from speakerlab.bin.embed import as_path
 from speakerlab.core.counting import count_of
 from speakerlab.core.reading import open_text
@@ -42,8 +48,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("files A B", "two recordings", nargs="*", value_type=Path)
     point = options.add_mutually_exclusive_group()
     options.add_far(point)
-    cosine = "decide at this cosine instead of at the calibrated one, e.g. 0.4"
-    options.add("--threshold COSINE", cosine, least=-1.0, group=point)
+    options.add_threshold(point)
     options.add(
         "--trials FILE",
         "trial list, with labels or without: print the score of each pair, with --far or"
@@ -69,10 +74,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
             f"--channel: {first},{second} is for two recordings; give one channel with"
             " --trials"
         )
-    if args.threshold is not None and args.threshold > 1:
-        raise ValueError(
-            f"--threshold: a cosine is at most 1, got {args.threshold:g}; correct it"
-        )
+    check_threshold(args.threshold)
     return args
 
 

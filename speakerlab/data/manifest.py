@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakerlab.core import done
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.codecs import reencode
@@ -32,6 +33,9 @@ from speakerlab.data.tables import (
 )
 
 log = logging.getLogger(__name__)
+CHECKED = ".checked"  # record of the last check of a directory (data/checked.py)
+# Utterances whose recordings are looked into, to notice other audio.
+MAX_SAMPLED = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +178,18 @@ class Manifest:
             speaker_N=new_numbers[selection.speaker_N],
             speakers=sorted_speakers,
         )
+
+    def audio_digest(self) -> str | None:
+        """Hash the size and some bytes of the recordings; None if one is missing.
+
+        Of a large set, the first `MAX_SAMPLED` utterances are taken. Paths and times do not count:
+        hosts may have copies.
+        """
+        num_sampled = min(len(self), MAX_SAMPLED)
+        all_paths = self.paths
+        paths = dict.fromkeys(all_paths[row] for row in range(num_sampled))
+        samples = done.samples(list(paths))
+        return done.digest(samples) if all(samples) else None
 
     def of_rows(self, rows: np.ndarray) -> "Manifest":
         """Return these utterances; the speakers keep their numbers."""
@@ -336,6 +352,7 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
             f"{folder}: has not been checked (no utt2dur); run `speakerlab check"
             f" {folder}`"
         )
+    _refuse_other_rate(folder, sample_rate)
     wavs = read_table(folder / "wav.scp")
     seconds = read_durations(folder)
     segments = read_segments(folder / "segments")
@@ -406,6 +423,18 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     )
 
     return replace(columns, sha256=_digest_of(columns))
+
+
+def _refuse_other_rate(folder: Path, sample_rate: int) -> None:
+    """Raise ValueError if a directory was checked for another sample rate."""
+    record = done.read_record(folder / CHECKED)
+    checked_rate = record.get("sample_rate", str(sample_rate))
+    if checked_rate != str(sample_rate):
+        raise ValueError(
+            f"{folder}: was checked for {checked_rate} Hz, but {sample_rate} Hz are"
+            f" needed; run `speakerlab check {folder} --sample-rate {sample_rate}`, or"
+            f" use a model of {checked_rate} Hz"
+        )
 
 
 def _digest_of(columns: Columns) -> str:

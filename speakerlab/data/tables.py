@@ -457,6 +457,9 @@ def write_data_dir(
     )
     trial_lists = trials or {}
     more_tables = columns or {}
+    unknown_facts = (about or {}).keys() - set(ABOUT)
+    for key in sorted(unknown_facts):
+        raise ValueError(f"about: unknown '{key}'{nearest(key, ABOUT)}")
     paths: dict[str, str] = {}
     for key, wav in wavs.items():
         paths[key] = os.path.realpath(wav)

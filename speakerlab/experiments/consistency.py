@@ -32,6 +32,7 @@ def load_same_config(
 ) -> Config:
     """Load the configuration; raise ValueError if it differs from the experiment's."""
     config = load_config(layers, overrides)
+    check_teachers(config, exp_dir)
     teachers = config.distil.teachers
     if config.task == "distil" and teachers and config.distil.keeps_projection:
         num_dims = dims_of(teachers)

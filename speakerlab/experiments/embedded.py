@@ -134,6 +134,16 @@ def read_embedded(
                 f"{stem}: {data_dir} has changed since these embeddings were extracted,"
                 f" sha256 {made_from[:12]} then, {manifest_digest[:12]} now; {again}"
             )
+        audio_digest = manifest.audio_digest()
+        embedded_audio = table.facts.get("audio")
+        if (
+            None not in (audio_digest, embedded_audio)
+            and audio_digest != embedded_audio
+        ):
+            raise ValueError(
+                f"{stem}: these embeddings are of other recordings than those of"
+                f" {data_dir}, with the same ids; {again}"
+            )
     return table
 
 

@@ -34,6 +34,7 @@ from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction, plan_extraction
 from speakerlab.inference.onnx_embedder import OnnxEmbedder
 from speakerlab.inference.onnx_model import OnnxModel
+from speakerlab.inference.workers import share_threads
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 # Rows that a teacher embeds at a time, which bounds its memory.
 MAX_ROWS = 64
 # Training utterances that tell the mean of the embeddings of teachers that hear crops.
-MAX_MEASURED = 1000
+MAX_MEASURED = 300
 
 
 @dataclass(frozen=True)
@@ -291,18 +292,22 @@ def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
             len(table.pieces),
             table.stem,
         )
-    embedder = model.embedder
-    for chunk in todo[ranks.rank :: ranks.world_size]:
-        embeddings: list[np.ndarray] = []
-        embedded = embed_batches(
-            embedder,
-            table.pieces,
-            table.chunks[chunk],
-            device=ranks.device,
-            num_workers=num_readers(embedder, ranks),
-        )
-        for _, emb_BD in embedded:
-            embeddings.append(emb_BD)
-        table.save_part(chunk, np.concatenate(embeddings))
+    # As in extraction: a batch on each thread, so that the bits do not depend on their number.
+    training_threads = torch.get_num_threads()
+    num_threads = share_threads(nproc=1, wanted=training_threads)
+    try:
+        for chunk in todo[ranks.rank :: ranks.world_size]:
+            embedded = embed_batches(
+                model.embedder,
+                table.pieces,
+                table.chunks[chunk],
+                device=ranks.device,
+                num_workers=num_readers(model.embedder, ranks),
+                num_threads=num_threads,
+            )
+            embeddings = [emb_BD for _, emb_BD in embedded]
+            table.save_part(chunk, np.concatenate(embeddings))
+    finally:
+        torch.set_num_threads(training_threads)
     ranks.barrier(f"targets {table.stem.name}")
     ranks.on_first(table.join)

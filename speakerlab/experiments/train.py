@@ -85,7 +85,6 @@ def start_training(
     precision = choose_precision(config, ranks)
     run_log.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
-    consistency.check_teachers(config, exp_dir)
     teaching = None
     if config.task == "distil":
         teaching = prepare_teaching(

@@ -342,6 +342,11 @@ def check_enrolled(model: Model) -> None:
     """Raise ValueError if a model cannot name speakers after enrolled ones."""
     if not model.speakers:
         raise ValueError("known: no speaker is enrolled; enrol some first")
+    if model.enrolled_by != model.sha256:
+        raise ValueError(
+            "known: the speakers were enrolled by another model, for whose scores there"
+            " is no threshold; enrol them with this model"
+        )
     if model.calibration is None:
         raise ValueError(
             "known: the model has no calibration of verification to decide who is"

@@ -1,14 +1,15 @@
 """Files of enrolled speakers. In and out: name -> unit vector (D,), of one model.
 
-A file is safetensors: the tensor `unit_ND`; as metadata the names, a JSON list, and the sha256 that
-names the space of the embeddings: of the model or, for a student, of its teacher
-(`model_files.space_of`). Letters: N speakers, D embedding dimensions.
+A file is safetensors: the tensor `unit_ND`; as metadata the names, a JSON list, the sha256 of the
+model, and the sha256 that names the space of its embeddings (`model_files.space_of`): a student
+reads the file of its teacher. Letters: N speakers, D embedding dimensions.
 """
 
 import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -22,10 +23,24 @@ Speakers = Mapping[str, np.ndarray]
 _one_thread = threading.Lock()
 
 
-def write_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
+class Enrolled(NamedTuple):
+    """Content of a file."""
+
+    speakers: dict[str, np.ndarray]
+    model_sha256: str  # of the model that enrolled them
+
+
+def write_speakers(
+    path: Path,
+    speakers: Speakers,
+    *,
+    model_sha256: str,
+    space: str,
+) -> None:
     """Write a file atomically, in place of an older one."""
     metadata = {
-        "model_sha256": space,
+        "model_sha256": model_sha256,
+        "space": space,
         "names": json.dumps(list(speakers)),
     }
     unit_ND = np.stack(list(speakers.values()))
@@ -33,11 +48,17 @@ def write_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
         save_file({"unit_ND": unit_ND}, partial_file, metadata)
 
 
-def add_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
+def add_speakers(
+    path: Path,
+    speakers: Speakers,
+    *,
+    model_sha256: str,
+    space: str,
+) -> None:
     """Add speakers to a file; replace speakers of the same names, keep the others.
 
     Several processes and threads may do so at the same time. Raises ValueError if the file is of
-    another model.
+    another model, also of the same space: scores of a speaker depend on the model that enrolled it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # A link and its target are one file, with one lock.
@@ -47,19 +68,26 @@ def add_speakers(path: Path, speakers: Speakers, *, space: str) -> None:
         # Read under the lock: another process may have added speakers a moment ago.
         stored: Speakers = {}
         if path.exists():
-            stored = read_speakers(path, space=space)
-        write_speakers(path, {**stored, **speakers}, space=space)
+            enrolled = read_speakers(path, space=space)
+            _refuse_other_model(path, enrolled.model_sha256, model_sha256)
+            stored = enrolled.speakers
+        write_speakers(
+            path,
+            {**stored, **speakers},
+            model_sha256=model_sha256,
+            space=space,
+        )
 
 
-def read_speakers(path: Path, *, space: str) -> dict[str, np.ndarray]:
-    """Read a file; ValueError if it is damaged, or made with another model."""
+def read_speakers(path: Path, *, space: str) -> Enrolled:
+    """Read a file; ValueError if it is damaged, or made with a model of another space."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             unit_ND = file.get_tensor("unit_ND")
-        digest = metadata["model_sha256"]
+        model_sha256 = metadata["model_sha256"]
         names = parse_json(metadata["names"], list[str], where=path)
         # NaN, another number of vectors, or vectors of another length: each is a ValueError.
         finite_ND = np.asarray_chkfinite(unit_ND).astype("f8")
@@ -79,10 +107,17 @@ def read_speakers(path: Path, *, space: str) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{path}: holds no speakers ({error}); enrol them again"
         ) from error
-    # Embeddings of different models cannot be compared, even if their dimensions are equal.
-    if digest != space:
+    # Embeddings of different spaces cannot be compared, even if their dimensions are equal. Older
+    # files lack the space of their model.
+    if space not in (model_sha256, metadata.get("space")):
+        _refuse_other_model(path, model_sha256, space)
+    return Enrolled(dict(zip(names, unit_ND)), model_sha256)
+
+
+def _refuse_other_model(path: Path, theirs: str, ours: str) -> None:
+    """Raise ValueError if a file was made with another model."""
+    if theirs != ours:
         raise ValueError(
-            f"{path}: was made with model {digest[:12]}, not with {space[:12]}"
-            " (sha256); enrol the speakers with this model"
+            f"{path}: was made with model {theirs[:12]}, not with {ours[:12]} (sha256);"
+            " enrol the speakers with this model"
         )
-    return dict(zip(names, unit_ND))

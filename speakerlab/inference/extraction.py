@@ -85,10 +85,24 @@ class Extraction:
             return None
         is_current = (
             table.model_sha256 == self.model_sha256
-            and dict(table.facts) == self.facts
+            and self._has_same_facts(table)
             and table.ids == self.ids(chunk)
         )
         return table if is_current else None
+
+    def _has_same_facts(self, table: EmbeddingTable) -> bool:
+        """Return whether a table was made in the same way, from the same audio.
+
+        Recordings may be missing after packing, or on another host: then they are not compared.
+        """
+        theirs = dict(table.facts)
+        ours = dict(self.facts)
+        their_audio = theirs.pop("audio", None)
+        our_audio = ours.pop("audio", None)
+        is_other_audio = None not in (their_audio, our_audio) and (
+            their_audio != our_audio
+        )
+        return theirs == ours and not is_other_audio
 
     def save_part(self, chunk: int, emb_ND: np.ndarray) -> None:
         """Write the embeddings of a chunk; ValueError if one is not finite."""
@@ -228,6 +242,7 @@ def plan_extraction(
     # A finished chunk is reused only if it has the same `facts`.
     facts = dict(facts)
     facts["data_sha256"] = manifest.sha256()
+    facts["audio"] = manifest.audio_digest()
     whole_pieces = utterance_pieces(manifest)
     pieces = treatment.apply(whole_pieces)
     if treatment.name:

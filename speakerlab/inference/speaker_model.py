@@ -162,6 +162,7 @@ class SpeakerModel:
         self.tuning = runtime.tuning
         self.precision = runtime.precision
         self.speakers: dict[str, np.ndarray] = {}
+        self.enrolled_by = self.sha256  # model of these speakers
 
     def __repr__(self) -> str:
         runtime = self.runtime
@@ -343,7 +344,8 @@ class SpeakerModel:
     ) -> None:
         """Enrol a speaker as the mean embedding of recordings; replace a speaker of the same name.
 
-        sources: a recording or a list of them; all have the same weight.
+        sources: a recording or a list of them; all have the same weight. Raises ValueError if none
+        has speech, or the other speakers were enrolled by another model.
         """
         # Only list and tuple: an array is a sequence too, but a single recording.
         is_list = isinstance(sources, list | tuple)
@@ -352,18 +354,33 @@ class SpeakerModel:
             raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
+        if not self.speakers:
+            self.enrolled_by = self.sha256
+        if self.enrolled_by != self.sha256:
+            raise ValueError(
+                f"enrol: the speakers are of model {self.enrolled_by[:12]}, not of"
+                f" {self.sha256[:12]} (sha256); enrol {name} with that model, or in"
+                " another file"
+            )
         ids: list[str] = []  # for errors
         for number in range(1, len(recordings) + 1):
             ids.append(f"recording {number} of {name}")
         # Unit vectors, so that loud or long recordings weigh no more than others.
 
+        all_seconds: list[float] = []
+
         def read(recording: Any) -> np.ndarray:
-            wave_S, _ = self._read_speech(recording, sample_rate, channels)
+            wave_S, seconds = self._read_speech(recording, sample_rate, channels)
+            all_seconds.append(seconds)
             return wave_S
 
         # Read when their turn comes, so that many recordings need little memory.
         reads = [partial(read, recording) for recording in recordings]
         emb_ND = self.embed_many(reads, check_levels=False)
+        if not can_decide(max(all_seconds)):
+            raise ValueError(
+                f"enrol: {name} has no speech in any recording; give others"
+            )
         unit_ND = unit_rows(emb_ND, ids)
         mean_1D = unit_ND.mean(axis=0, keepdims=True)
         # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
@@ -376,19 +393,27 @@ class SpeakerModel:
         sample_rate: int | None = None,
         *,
         far: float | None = None,
+        threshold: float | None = None,
         channels: Channels = None,
     ) -> Identification:
         """Rank the enrolled speakers for a recording, and decide whether the best one is speaking.
 
         Speakers with equal scores are in the order of enrolment. A recording with less than half a
-        second of speech is warned of; without speech, nothing is decided.
+        second of speech is warned of; without speech, nothing is decided. threshold: a cosine,
+        instead of the calibrated one.
         """
         emb_D, seconds = self._embed_speech(audio, sample_rate, channels)
-        result = self.rank(emb_D, far=far)
+        result = self.rank(emb_D, far=far, threshold=threshold)
         is_known = result.is_known if can_decide(seconds) else None
         return replace(result, is_known=is_known, speech_seconds=seconds)
 
-    def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
+    def rank(
+        self,
+        emb_D: np.ndarray,
+        *,
+        far: float | None = None,
+        threshold: float | None = None,
+    ) -> Identification:
         """Rank the enrolled speakers for an embedding of this model, like `identify`."""
         if not self.speakers:
             raise ValueError("identify: no speaker is enrolled; enrol some first")
@@ -396,7 +421,8 @@ class SpeakerModel:
         cosine_N = self._stack_speakers() @ unit_D
         ranking = _rank(self.speakers, cosine_N)
         _, best_score = ranking[0]
-        threshold = self._threshold(far)
+        if threshold is None:
+            threshold = self._threshold_of_enrolled(far)
         is_known = None
         if threshold is not None:
             is_known = best_score >= threshold
@@ -479,7 +505,12 @@ class SpeakerModel:
         if add is None:
             if not self.speakers:
                 raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
-            write_speakers(file, self.speakers, space=self.space)
+            write_speakers(
+                file,
+                self.speakers,
+                model_sha256=self.enrolled_by,
+                space=self.space,
+            )
             return
         names = [add] if isinstance(add, str) else add
         # Check all names before the file is touched.
@@ -492,19 +523,41 @@ class SpeakerModel:
             added[name] = self.speakers[name]
         if not added:
             raise ValueError(f"{path}: add: no names given; give the enrolled ones")
-        add_speakers(file, added, space=self.space)
+        add_speakers(
+            file,
+            added,
+            model_sha256=self.enrolled_by,
+            space=self.space,
+        )
 
     def load_speakers(self, path: str | Path) -> None:
         """Replace the enrolled speakers by a file's; ValueError if the file is of another model.
 
-        A student whose projection was kept also reads the file of its teacher.
+        A student whose projection was kept also reads the file of its teacher. It has no threshold
+        for these speakers, because the scores of two models are others than those of one.
         """
-        self.speakers = read_speakers(Path(path), space=self.space)
+        enrolled = read_speakers(Path(path), space=self.space)
+        self.speakers = enrolled.speakers
+        self.enrolled_by = enrolled.model_sha256
 
     def _stack_speakers(self) -> np.ndarray:
         """Return the unit vectors of the enrolled speakers, (N, D), in the order of enrolment."""
         vectors = list(self.speakers.values())
         return np.stack(vectors)
+
+    def _threshold_of_enrolled(self, far: float | None) -> float | None:
+        """Return the threshold for the enrolled speakers; None where another model enrolled them.
+
+        Raises ValueError if a `far` is given for such speakers.
+        """
+        if self.enrolled_by == self.sha256:
+            return self._threshold(far)
+        if far is not None:
+            raise ValueError(
+                f"far: the speakers were enrolled by model {self.enrolled_by[:12]}, for"
+                " whose scores there is no calibration; give a threshold"
+            )
+        return None
 
     def _threshold(self, far: float | None) -> float | None:
         """Return the threshold of a decision; None if the model has no calibration."""

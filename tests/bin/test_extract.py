@@ -21,6 +21,7 @@ from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
+from speakerlab.experiments.embedded import read_embedded
 from speakerlab.inference import workers
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -365,3 +366,33 @@ def test_the_model_configures_the_threads_and_a_log_has_no_bar(
     written = capfd.readouterr()
     assert "\r" not in written.err
     assert "%|" not in written.err
+
+
+def test_other_recordings_of_the_same_names_are_embedded_again(
+    make_exp, data, tmp_path, whole
+):
+    """Replaced ones, and those of another folder of the same name; copies are the same."""
+    exp = make_exp("exp")
+    run_extract(exp, data)
+    copy = tmp_path / "copy/test"
+    shutil.copytree(data.parent / "wav", tmp_path / "wav")
+    wavs = {name: tmp_path / f"wav/{name}.wav" for name in NAMES}
+    write_data_dir(copy, wavs=wavs, speakers=SPEAKERS)
+    check_data_dirs([copy])
+    run_extract(exp, copy)
+    assert files(exp) == whole
+
+    # The same length, played backwards.
+    wave_S = audio.read(wavs["u03"])
+    audio.write(wavs["u03"], wave_S[::-1].copy(), RATE)
+    check_data_dirs([copy])
+    with refuses(str(exp / "embeddings/test/trained"), "of other recordings"):
+        read_embedded(exp, copy)
+    run_extract(exp, copy)
+    assert files(exp) != whole
+    with refuses(str(exp / "embeddings/test/trained"), "of other recordings"):
+        read_embedded(exp, data)
+
+    # Where recordings are missing, the embeddings can be used all the same.
+    wavs["u04"].unlink()
+    assert read_embedded(exp, copy).ids

@@ -68,7 +68,7 @@ def test_several_files_are_a_line_each(printed, calls, exp):
     assert unknown.startswith(f"{calls[1]}: unknown speaker (best: ann, score 0.")
     (exp / "model/calibration.json").unlink()
     for line in printed(*calls):
-        assert "no decision without a calibration (best: ann, score" in line
+        assert "no decision (no calibration; run `speakerlab calibrate`, or" in line
 
 
 def test_json_and_channel(printed, calls):

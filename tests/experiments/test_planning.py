@@ -306,3 +306,21 @@ def test_a_micro_batch_of_one_is_no_advice_for_such_models():
         with pytest.raises(batch_size.MemoryTooSmall) as caught:
             memory.batch()
         assert ("runtime.micro_batch=1 " in str(caught.value)) == is_advised
+
+
+def test_a_teacher_takes_memory_where_it_hears_crops(publish_to):
+    teacher, embedder, _ = publish_to("teacher")
+    weights = sum(parameter.nbytes for parameter in embedder.parameters())
+
+    def saved_once(targets: str, *teachers: Path) -> float:
+        settings = [f"distil.targets={targets}"]
+        settings.append(f"distil.teachers=[{', '.join(map(str, teachers))}]")
+        config = config_of(
+            "campplus_tiny", "task=distil", "augment.speeds=[1.0]", *settings
+        )
+        planned = footprint(config, num_classes=0, precision="fp32")
+        return planned.saved_once
+
+    stored = saved_once("utterance", teacher)
+    assert saved_once("crop", teacher) - stored == weights
+    assert saved_once("crop", teacher, teacher) - stored == 2 * weights

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models_on_disk import CALIBRATION
 from refusals import refuses
 from voices import RATE, make_wave
 
@@ -81,11 +82,23 @@ def test_a_student_identifies_with_enrolments_of_its_teacher(models, tmp_path):
     student = speakerlab.load(models["student"])
     student.load_speakers(file)
     np.testing.assert_array_equal(student.speakers["ann"], teacher.speakers["ann"])
-    # The student adds speakers to the file, and the teacher reads them.
-    student.enroll("bob", [make_wave(1, 0, 1.0)], RATE)
-    student.save_speakers(file, add="bob")
-    teacher.load_speakers(file)
-    assert list(teacher.speakers) == ["ann", "bob"]
+    # The student's threshold is not for scores of two models.
+    student.calibration = CALIBRATION
+    recording = make_wave(0, 1, 1.0)
+    assert student.identify(recording, RATE).is_known is None
+    assert student.identify(recording, RATE, threshold=-1.0).is_known
+    with refuses("far", "there is no calibration; give a threshold"):
+        student.identify(recording, RATE, far=0.1)
+    with refuses("known", "enrolled by another model"):
+        student.diarize(recording, RATE, known=True)
+
+    # Scores of a speaker depend on the model that enrolled it: one file, one model.
+    with refuses("enrol", "enrol bob with that model"):
+        student.enroll("bob", [make_wave(1, 0, 1.0)], RATE)
+    alone = speakerlab.load(models["student"])
+    alone.enroll("bob", [make_wave(1, 0, 1.0)], RATE)
+    with refuses(str(file), "was made with model"):
+        alone.save_speakers(file, add="bob")
 
     stranger = speakerlab.load(models["stranger"])
     with refuses(str(file), "was made with model"):

@@ -30,7 +30,7 @@ def speakers_of(*names: str) -> dict[str, np.ndarray]:
 def add_some(path: Path, writer: str) -> None:
     for number in range(NUM_ADDED):
         added = speakers_of(f"{writer}{number}")
-        add_speakers(path, added, space=SHA256)
+        add_speakers(path, added, model_sha256=SHA256, space=SHA256)
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def test_all_changes_of_processes_and_threads_are_kept(tmp_path):
     ):
         list(pool.map(lambda writer: add_some(path, writer), "cd"))
     expected = {f"{writer}{number}" for writer in "abcd" for number in range(NUM_ADDED)}
-    assert set(read_speakers(path, space=SHA256)) == expected
+    assert set(read_speakers(path, space=SHA256).speakers) == expected
 
 
 def hold(lock: Path) -> None:
@@ -77,21 +77,21 @@ def test_a_killed_writer_holds_up_nobody(tmp_path):
             time.sleep(0.3)
             assert not path.exists()
             os.kill(holder, signal.SIGKILL)
-    assert len(read_speakers(path, space=SHA256)) == NUM_ADDED
+    assert len(read_speakers(path, space=SHA256).speakers) == NUM_ADDED
 
 
 def test_a_speaker_is_replaced_and_the_others_keep_their_place(tmp_path):
     path = tmp_path / "team.safetensors"
-    write_speakers(path, speakers_of("ann", "bob"), space=SHA256)
+    write_speakers(path, speakers_of("ann", "bob"), model_sha256=SHA256, space=SHA256)
     ann_D = speakers_of("", "", "ann")["ann"]
-    add_speakers(path, {"ann": ann_D}, space=SHA256)
-    stored = read_speakers(path, space=SHA256)
+    add_speakers(path, {"ann": ann_D}, model_sha256=SHA256, space=SHA256)
+    stored = read_speakers(path, space=SHA256).speakers
     assert list(stored) == ["ann", "bob"]
     assert np.array_equal(stored["ann"], ann_D)
 
     content = path.read_bytes()
     with refuses(str(path), "was made with model 000000000000"):
-        add_speakers(path, {"ann": ann_D}, space="1" * 64)
+        add_speakers(path, {"ann": ann_D}, model_sha256="1" * 64, space="1" * 64)
     assert path.read_bytes() == content
 
 
@@ -100,7 +100,7 @@ def test_the_file_has_the_mode_of_the_umask(mask, mode, tmp_path):
     path = tmp_path / "team.safetensors"
     previous = os.umask(mask)
     try:
-        add_speakers(path, speakers_of("ann"), space=SHA256)
+        add_speakers(path, speakers_of("ann"), model_sha256=SHA256, space=SHA256)
     finally:
         os.umask(previous)
     assert stat.S_IMODE(path.stat().st_mode) == mode

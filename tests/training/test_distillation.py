@@ -68,7 +68,7 @@ def begin(folder, teacher, tmp_path, monkeypatch):
         " init_channels: 16, growth_rate: 4, blocks: [1, 1, 1]}}\n"
     )
 
-    def make(name, *options, data=folder.parent, teachers=(teacher,)):
+    def make(name, *options, data=folder.parent, teachers=(teacher,), init=None):
         names = json.dumps([str(path) for path in teachers])
         settings = [
             *SETTINGS,
@@ -79,7 +79,7 @@ def begin(folder, teacher, tmp_path, monkeypatch):
         exp = tmp_path / name
         config = load_same_config(exp, [small], settings)
         ranks = start_rank(config)
-        return train.start_training(exp, None, config, ranks, Signals(print))
+        return train.start_training(exp, init, config, ranks, Signals(print))
 
     return make
 
@@ -403,3 +403,38 @@ def test_the_teacher_hears_a_changed_pitch(begin):
     plain = first_inputs(begin("plain", CLEAN)).batch
     assert torch.equal(changed.row_B, plain.row_B)
     assert not torch.allclose(changed.target_BD, plain.target_BD, atol=1e-3)
+
+
+def test_an_exported_student_stays_in_its_teachers_space(begin, teacher, tmp_path):
+    pytest.importorskip("onnxscript")
+    import speakerlab
+    from speakerlab.checkpoints.foreign import export_3dspeaker
+    from speakerlab.inference.export import export_onnx
+
+    finish(begin("student", UTTERANCE))
+    file = tmp_path / "student.onnx"
+    export_onnx(tmp_path / "student", file)
+    exported = speakerlab.load(file)
+    assert exported.space == read_card(teacher)["sha256"]
+    wave_S = np.random.default_rng(0).standard_normal(8000).astype("f4") / 10
+    np.testing.assert_allclose(
+        exported.embed(wave_S),
+        speakerlab.load(tmp_path / "student").embed(wave_S),
+        atol=1e-4,
+    )
+    with refuses(str(tmp_path / "student"), "has no place for the projection"):
+        export_3dspeaker(tmp_path / "student", tmp_path / "student.ckpt")
+
+
+def test_a_student_begins_with_a_model_without_a_projection(
+    begin, publish_to, folder, tmp_path
+):
+    """Also later: a student is fine-tuned with its projection."""
+    initial, embedder, _ = publish_to("initial", "seed=8")
+    training = begin("exp", UTTERANCE, init=initial)
+    assert_same(training.embedder.backbone.state_dict(), embedder.backbone.state_dict())
+    weights = finish(training)
+    tuned = ["task=verification", "training.num_epochs=1", "seed=4"]
+    after = begin("tuned", *tuned, "distil.target_dim=24", init=tmp_path / "exp")
+    name = "projection.linear.weight"
+    assert torch.equal(after.embedder.state_dict()[name], weights[name])
