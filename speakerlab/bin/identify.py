@@ -60,7 +60,11 @@ def main(arguments: Sequence[str]) -> None:
                 )
         except (ValueError, OSError) as error:
             num_failed += 1
-            sys.stderr.write(f"{one_line(plain_text(error))}\n")
+            text = one_line(plain_text(error))
+            sys.stderr.write(f"{text}\n")
+            # A line for each recording, so that a script need not count.
+            if args.json:
+                sys.stdout.write(json_line({"file": str(file), "error": text}))
             continue
         if args.json:
             sys.stdout.write(to_json(result, file, top=args.top, warnings=warnings))

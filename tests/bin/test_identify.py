@@ -126,6 +126,13 @@ def test_a_broken_file_does_not_stop_the_others(exp, calls, printed, tmp_path, r
     assert "1 of 2 recordings" in finished.stderr
     assert finished.stdout.startswith(f"{calls[0]}: ann (")
 
+    # In JSON, it has a line like the others.
+    finished = run(*command, "--json", code=1)
+    broken_line, other_line = map(json.loads, finished.stdout.splitlines())
+    assert list(broken_line) == ["file", "error"]
+    assert refused(broken_line["error"], str(broken), "readable audio")
+    assert other_line["name"] == "ann"
+
 
 def test_an_error_of_the_model_is_a_single_one(exp, calls, printed):
     (exp / "model/calibration.json").unlink()

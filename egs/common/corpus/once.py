@@ -27,11 +27,12 @@ def prepare_once(
     inputs = inputs_of(script, args)
     if is_prepared(data, inputs):
         return
+    # A folder that does not exist is no other corpus.
+    require_folders(args)
     refuse_other_corpus(data, args)
     with data_alone(data):
         if is_prepared(data, inputs):  # by the process that had the lock
             return
-        require_folders(args)
         done.forget(data / PREPARED)
         before = stamps_of(data)
         prepare()
