@@ -157,7 +157,8 @@ def _is_packed_from(
     """Return whether all shards are there, made from these utterances in this way."""
     try:
         packed = read_packed(folder / layout.folder)
-    except ValueError:  # a damaged index: packed again
+    # A damaged index, or one that another packing is replacing: packed again.
+    except (ValueError, FileNotFoundError):
         return False
     if packed is None or packed.sha256 != columns.sha256:
         return False
@@ -171,7 +172,11 @@ def _is_packed_from(
         del expected_facts[name]
     if packed.facts != expected_facts or packed.layout != layout:
         return False
-    return not any(packed.cut_short())
+    try:
+        return not any(packed.cut_short())
+    # Another packing has replaced the shards meanwhile, or one was deleted.
+    except FileNotFoundError:
+        return False
 
 
 def _plan_job(

@@ -95,6 +95,7 @@ class Extraction:
 
         Recordings may be missing after packing, or on another host: then they are not compared.
         """
+        # All other facts, such as the precision, must be the same.
         theirs = dict(table.facts)
         ours = dict(self.facts)
         their_audio = theirs.pop("audio", None)

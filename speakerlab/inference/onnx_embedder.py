@@ -25,6 +25,8 @@ class OnnxEmbedder(nn.Module):
 
     def forward(self, wave_BS: Tensor) -> Tensor:
         """Return emb_BD on the device of waves in [-1, 1], of any length above 0."""
+        # onnxruntime computes on the CPU, whatever the device of the training. Long waves are cut
+        # into windows as by `Embedder`, so that both have the same embeddings.
         emb_BD = embed_in_windows(
             wave_BS.cpu().numpy(),
             self.model.embed_window,
@@ -42,4 +44,5 @@ class OnnxEmbedder(nn.Module):
 
     def batch_key(self, num_samples: int) -> tuple[int, int]:
         """Return a key; inputs with equal keys may share a batch: those of equal length."""
+        # The file does not tell how many samples a frame has, so nothing can be trimmed.
         return num_samples, num_samples

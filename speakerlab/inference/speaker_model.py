@@ -354,6 +354,8 @@ class SpeakerModel:
             raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
+        # The first speaker decides whose speakers these are. Scores of a speaker depend on the
+        # model that enrolled it, so those of two models cannot be ranked together.
         if not self.speakers:
             self.enrolled_by = self.sha256
         if self.enrolled_by != self.sha256:
@@ -377,6 +379,7 @@ class SpeakerModel:
         # Read when their turn comes, so that many recordings need little memory.
         reads = [partial(read, recording) for recording in recordings]
         emb_ND = self.embed_many(reads, check_levels=False)
+        # From noise or silence, the model would make a speaker who resembles all noise.
         if not can_decide(max(all_seconds)):
             raise ValueError(
                 f"enrol: {name} has no speech in any recording; give others"
@@ -550,6 +553,7 @@ class SpeakerModel:
 
         Raises ValueError if a `far` is given for such speakers.
         """
+        # The calibration was learned from pairs of this model alone, whose scores are higher.
         if self.enrolled_by == self.sha256:
             return self._threshold(far)
         if far is not None:

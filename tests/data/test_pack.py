@@ -442,3 +442,14 @@ def frames_of(wave_S: np.ndarray) -> np.ndarray:
     num_frames = max(1, len(wave_S) // 160)
     frames_TF = np.resize(wave_S, (num_frames, 10))
     return frames_TF.astype(np.float32)
+
+
+def test_a_deleted_shard_is_packed_again(make_data_dir):
+    """As if another packing replaced the shards at that moment."""
+    folder = make_data_dir()
+    pack_data_dir(folder, layout=PCM)
+    first, *_ = sorted((folder / PCM.folder).glob("*.tar"))
+    packed = first.read_bytes()
+    first.unlink()
+    pack_data_dir(folder, layout=PCM)
+    assert first.read_bytes() == packed

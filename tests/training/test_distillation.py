@@ -131,7 +131,7 @@ def test_a_resumed_run_is_bit_identical_with_its_projection(begin, tmp_path, opt
 
 
 def test_the_student_comes_closer_to_its_teacher(begin):
-    options = ["optimizer={name: adamw}", "training.lr=0.1", "training.num_epochs=40"]
+    options = ["optimizer={name: adamw}", "training.lr=0.1", "training.num_epochs=25"]
     training = begin("exp", UTTERANCE, *options)
     finish(training)
     distances = [row["teacher_distance"] for row in rows_of(training, "valid")]
@@ -319,6 +319,7 @@ def test_several_teachers_make_one_target(begin, teacher, publish_to):
     assert (card["embed_dim"], card["space"]) == (16, None)
 
 
+@pytest.mark.slow
 def test_an_exported_teacher_gives_the_same_targets(begin, teacher, tmp_path):
     pytest.importorskip("onnxscript")
     from speakerlab.inference.export import export_onnx
@@ -405,6 +406,7 @@ def test_the_teacher_hears_a_changed_pitch(begin):
     assert not torch.allclose(changed.target_BD, plain.target_BD, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_exported_student_stays_in_its_teachers_space(begin, teacher, tmp_path):
     pytest.importorskip("onnxscript")
     import speakerlab
