@@ -267,8 +267,13 @@ class Packed:
         np.maximum.at(min_bytes, self.shard_N, end_N)
         for name, min_size in zip(self.shards, min_bytes.tolist()):
             path = self.folder / name
-            is_complete = path.exists() and path.stat().st_size >= min_size
-            if not is_complete:
+            # Asked once: another packing may replace the shards between two questions.
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                yield path
+                continue
+            if size < min_size:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
