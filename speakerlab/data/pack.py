@@ -67,6 +67,15 @@ class Job:
         """Return the marker file of a complete shard; it is written last."""
         return self.work_dir / f"shard-{shard:05d}.done"
 
+    def is_complete(self, shard: int) -> bool:
+        """Return whether a shard and its done file are there.
+
+        A process that writes its done file after another one has moved the folder to its place
+        makes the folder anew, without the shard.
+        """
+        done_file = self.done_file(shard)
+        return done_file.exists() and done_file.with_suffix(".tar").exists()
+
     def rows(self, shard: int) -> range:
         """Return the rows of the utterances of a shard."""
         first = self.bounds[shard]
@@ -240,8 +249,13 @@ def _pack(
             return f"{folder}: {packed_shards} packed, all joined by another job"
         num_missing = 0
         for shard in range(num_shards):
-            if not job.done_file(shard).exists():
-                num_missing += 1
+            num_missing += not job.is_complete(shard)
+        is_packed_already = num_missing > 0 and _is_packed_from(
+            job.columns, folder, job.layout, made_with
+        )
+        if is_packed_already:
+            shutil.rmtree(job.work_dir)
+            return f"{folder}: packed by another process meanwhile"
         if num_missing:
             return (
                 f"{folder}: {packed_shards} packed, left to other jobs: {num_missing}"
@@ -272,7 +286,7 @@ def _write_shards(job: Job, shards: Sequence[int], num_workers: int) -> None:
     """Write the shards that are not complete yet, in several processes."""
     num_utterances: dict[int, int] = {}
     for shard in shards:
-        if not job.done_file(shard).exists():
+        if not job.is_complete(shard):
             num_utterances[shard] = len(job.rows(shard))
     incomplete_shards = list(num_utterances)
 

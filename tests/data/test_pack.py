@@ -457,3 +457,24 @@ def test_a_shard_that_another_packing_replaces_is_missing(make_data_dir, monkeyp
         assert list(packed.cut_short()) == [first]
     pack_data_dir(folder, layout=PCM)
     assert first.read_bytes() == content
+
+
+def test_a_done_file_that_comes_after_another_packing_destroys_nothing(
+    make_data_dir, monkeypatch
+):
+    """It would make the folder of the packing anew, without a shard, to replace the shards."""
+    folder = make_data_dir()
+    write = pack.write_arrays
+
+    def write_late(path, *arguments):
+        # The other packing joins after this one has written its shard.
+        monkeypatch.setattr(pack, "write_arrays", write)
+        pack_data_dir(folder, layout=PCM)
+        write(path, *arguments)
+
+    monkeypatch.setattr(pack, "write_arrays", write_late)
+    line = pack_data_dir(folder, layout=PCM)
+    assert line == f"{folder}: packed by another process meanwhile"
+    packed = read_packed(folder / PCM.folder)
+    assert not list(packed.cut_short())
+    assert not list(folder.glob(f".{PCM.folder}-*"))
