@@ -161,7 +161,7 @@ def score(
     for path in args.trials:
         listed = read_trial_list(path)
         if args.enrol_exp is not None:
-            # A result of its own, beside that of the list with one model.
+            # Under this name, it does not replace the result of the same list with one model.
             name = f"{listed.name}, enrolled by {args.enrol_exp.name}"
             listed = replace(listed, name=name)
         notes += notes_of_short_utterances(listed, treatments)

@@ -476,7 +476,7 @@ def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
         speeds = SPEEDS
 
     # Imports torch, which `import --help` does not need.
-    from speakerlab.data.labels import class_names
+    from speakerlab.losses.head import class_names
 
     names = class_names(speakers, speeds)
     # A list of other speakers would name every row wrongly.

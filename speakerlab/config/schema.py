@@ -283,9 +283,10 @@ class Config(Section):
     def _check_voices(self) -> None:
         """Raise ValueError if a changed voice would have a label or target that is not its own."""
         changes: list[str] = []
-        for key in ("pitch_prob", "formants_prob"):
-            if getattr(self.augment, key):
-                changes.append(f"augment.{key}")
+        if self.augment.pitch_prob:
+            changes.append("augment.pitch_prob")
+        if self.augment.formants_prob:
+            changes.append("augment.formants_prob")
         # A language or a sex stays the same; a teacher says what it hears.
         names_other_classes = self.data.labels != "utt2spk"
         hears_crops = self.task == "distil" and self.distil.targets == "crop"

@@ -1,4 +1,4 @@
-"""Classes (speakers at each speed, or labels of another table) and the units held out of training.
+"""Labels of another table in place of speakers, and the units held out of training.
 
 Letters: N utterances, C classes, U units that are held out whole (speakers, or utterances), P pairs
 of a class and a unit.
@@ -93,12 +93,3 @@ def hold_out(
             num_train_C[classes_of[unit]] -= 1
             num_missing -= 1
     return held_U
-
-
-def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
-    """Return the name of each class: a speaker, or `id#0.9` for the speaker at another speed."""
-    names: list[str] = []
-    for speed in speeds:
-        suffix = "" if speed == 1.0 else f"#{speed:g}"
-        names += [f"{speaker}{suffix}" for speaker in speakers]
-    return names

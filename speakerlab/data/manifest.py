@@ -191,6 +191,14 @@ class Manifest:
         samples = done.samples(list(paths))
         return done.digest(samples) if all(samples) else None
 
+    def pieces(self) -> list["Piece"]:
+        """Return every utterance as one piece."""
+        pieces: list[Piece] = []
+        for row, num_samples in enumerate(self.num_samples_N.tolist()):
+            piece = Piece(self, row, start=0, num_samples=num_samples)
+            pieces.append(piece)
+        return pieces
+
     def of_rows(self, rows: np.ndarray) -> "Manifest":
         """Return these utterances; the speakers keep their numbers."""
         return replace(
@@ -423,6 +431,16 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     )
 
     return replace(columns, sha256=_digest_of(columns))
+
+
+def is_other_audio(digest: str | None, other_digest: str | None) -> bool:
+    """Return whether two digests of `Manifest.audio_digest` are known and differ.
+
+    Recordings may be missing after packing, or on another host; older tables have no digest.
+    """
+    if digest is None or other_digest is None:
+        return False
+    return digest != other_digest
 
 
 def _refuse_other_rate(folder: Path, sample_rate: int) -> None:

@@ -70,8 +70,8 @@ class Job:
     def is_complete(self, shard: int) -> bool:
         """Return whether a shard and its done file are there.
 
-        A process that writes its done file after another one has moved the folder to its place
-        makes the folder anew, without the shard.
+        Another process may move the folder to its place before this one writes its done file. The
+        done file then creates the folder again, and is alone in it.
         """
         done_file = self.done_file(shard)
         return done_file.exists() and done_file.with_suffix(".tar").exists()
@@ -249,14 +249,13 @@ def _pack(
             return f"{folder}: {packed_shards} packed, all joined by another job"
         num_missing = 0
         for shard in range(num_shards):
-            num_missing += not job.is_complete(shard)
-        is_packed_already = num_missing > 0 and _is_packed_from(
-            job.columns, folder, job.layout, made_with
-        )
-        if is_packed_already:
-            shutil.rmtree(job.work_dir)
-            return f"{folder}: packed by another process meanwhile"
+            if not job.is_complete(shard):
+                num_missing += 1
         if num_missing:
+            # A done file without its shard must never be joined.
+            if _is_packed_from(job.columns, folder, job.layout, made_with):
+                shutil.rmtree(job.work_dir)
+                return f"{folder}: packed by another process meanwhile"
             return (
                 f"{folder}: {packed_shards} packed, left to other jobs: {num_missing}"
             )

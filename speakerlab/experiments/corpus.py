@@ -12,11 +12,12 @@ import numpy as np
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
-from speakerlab.data.labels import class_names, hold_out, label
+from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.experiments.planning import BankBytes
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes
+from speakerlab.losses.head import class_names
 
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2  # a single speaker has no non-target trials

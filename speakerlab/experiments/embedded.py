@@ -12,7 +12,7 @@ import numpy as np
 from speakerlab.checkpoints import model_files
 from speakerlab.core import done
 from speakerlab.core.counting import count_of
-from speakerlab.data.manifest import read_manifest
+from speakerlab.data.manifest import is_other_audio, read_manifest
 from speakerlab.data.tables import list_tables, read_durations, read_table
 from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.experiments.trial_list import TrialList
@@ -134,12 +134,7 @@ def read_embedded(
                 f"{stem}: {data_dir} has changed since these embeddings were extracted,"
                 f" sha256 {made_from[:12]} then, {manifest_digest[:12]} now; {again}"
             )
-        audio_digest = manifest.audio_digest()
-        embedded_audio = table.facts.get("audio")
-        if (
-            None not in (audio_digest, embedded_audio)
-            and audio_digest != embedded_audio
-        ):
+        if is_other_audio(table.facts.get("audio"), manifest.audio_digest()):
             raise ValueError(
                 f"{stem}: these embeddings are of other recordings than those of"
                 f" {data_dir}, with the same ids; {again}"

@@ -110,10 +110,11 @@ def start_training(
         **run_log.collect_facts(training.source, precision),
         # What the folders of the corpora state, such as the licence.
         **stated_of_corpora(config),
-        **({} if teaching is None else teaching.facts),
         "init_sha256": init_sha256,
         "init_source": None if init is None else read_source(init),
     }
+    if teaching is not None:
+        facts |= teaching.facts
     trainer = training.trainer
     # A finished run trains nothing, so its run.json must keep the facts of the training.
     is_finished = consistency.is_published(exp_dir, trainer.schedule.total_steps)

@@ -16,7 +16,6 @@ from speakerlab.embedder import Embedder
 from speakerlab.inference.batches import (
     MAX_BATCH_SECONDS,
     embed_pieces,
-    utterance_pieces,
 )
 from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
@@ -186,7 +185,7 @@ class TeacherValidation(HeldOutValidation):
         has_labels: bool,
     ) -> None:
         super().__init__()
-        self.pieces = utterance_pieces(manifest)
+        self.pieces = manifest.pieces()
         self.label_N = manifest.speaker_N.tolist()
         self.target_ND = target_ND
         self.project = project
@@ -247,7 +246,7 @@ def utterances_of_each(
     most: int,
 ) -> Iterator[tuple[int, list[Piece]]]:
     """Yield the number of each speaker or class, and its first utterances, at most `most`."""
-    utterances = utterance_pieces(manifest)
+    utterances = manifest.pieces()
     for number in range(len(manifest.speakers)):
         rows = np.flatnonzero(manifest.speaker_N == number)
         yield number, [utterances[row] for row in rows[:most]]

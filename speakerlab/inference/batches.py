@@ -24,7 +24,7 @@ from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
 from speakerlab.data import levels
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.loader import Pieces, Span
-from speakerlab.data.manifest import Manifest, Piece
+from speakerlab.data.manifest import Piece
 from speakerlab.data.workers import start_worker
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.augment.base import without_autotuning
@@ -229,15 +229,6 @@ def _embed_together(
         copied = stream.record_event()
     batch_sizes = [len(wave_BS) for wave_BS in waves]
     return Embedded(on_cpu_BD.split(batch_sizes), copied)
-
-
-def utterance_pieces(manifest: Manifest) -> list[Piece]:
-    """Return every utterance of a manifest as one piece."""
-    pieces: list[Piece] = []
-    for row, num_samples in enumerate(manifest.num_samples_N.tolist()):
-        piece = Piece(manifest, row, start=0, num_samples=num_samples)
-        pieces.append(piece)
-    return pieces
 
 
 def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from speakerlab.core.atomic import alone
-from speakerlab.data.manifest import Manifest, Piece
+from speakerlab.data.manifest import Manifest, Piece, is_other_audio
 from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.embedder import Embedder
-from speakerlab.inference.batches import group_pieces, utterance_pieces
+from speakerlab.inference.batches import group_pieces
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
@@ -91,19 +91,15 @@ class Extraction:
         return table if is_current else None
 
     def _has_same_facts(self, table: EmbeddingTable) -> bool:
-        """Return whether a table was made in the same way, from the same audio.
-
-        Recordings may be missing after packing, or on another host: then they are not compared.
-        """
-        # All other facts, such as the precision, must be the same.
-        theirs = dict(table.facts)
-        ours = dict(self.facts)
-        their_audio = theirs.pop("audio", None)
-        our_audio = ours.pop("audio", None)
-        is_other_audio = None not in (their_audio, our_audio) and (
-            their_audio != our_audio
-        )
-        return theirs == ours and not is_other_audio
+        """Return whether a table was made in the same way, from the same audio."""
+        table_facts = dict(table.facts)
+        facts = dict(self.facts)
+        # The audio is compared only where it is known.
+        table_audio = table_facts.pop("audio", None)
+        audio = facts.pop("audio", None)
+        if is_other_audio(table_audio, audio):
+            return False
+        return table_facts == facts
 
     def save_part(self, chunk: int, emb_ND: np.ndarray) -> None:
         """Write the embeddings of a chunk; ValueError if one is not finite."""
@@ -244,7 +240,7 @@ def plan_extraction(
     facts = dict(facts)
     facts["data_sha256"] = manifest.sha256()
     facts["audio"] = manifest.audio_digest()
-    whole_pieces = utterance_pieces(manifest)
+    whole_pieces = manifest.pieces()
     pieces = treatment.apply(whole_pieces)
     if treatment.name:
         facts["treatment"] = treatment.name

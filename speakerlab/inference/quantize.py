@@ -24,7 +24,6 @@ from speakerlab.core.counting import count_of
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.embedder import Embedder
-from speakerlab.inference.batches import utterance_pieces
 from speakerlab.inference.export import (
     Traced,
     compare_waves,
@@ -94,7 +93,7 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
     max_samples = min(max_samples, embedder.max_samples)
     # The graph has a range of input lengths: shorter recordings are left out, longer ones are cut.
     pieces: list[Piece] = []
-    for piece in utterance_pieces(manifest):
+    for piece in manifest.pieces():
         if piece.num_samples >= embedder.min_samples:
             num_samples = min(piece.num_samples, max_samples)
             pieces.append(replace(piece, num_samples=num_samples))

@@ -6,6 +6,7 @@ Letters: B batch, C classes, D embedding; x_ND any rows.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -117,3 +118,12 @@ class Softmax(SoftmaxHead):
 
     def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
         return similarity
+
+
+def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
+    """Return the name of each row of a head: a speaker, or `id#0.9` at another speed."""
+    names: list[str] = []
+    for speed in speeds:
+        suffix = "" if speed == 1.0 else f"#{speed:g}"
+        names += [f"{speaker}{suffix}" for speaker in speakers]
+    return names

@@ -26,9 +26,8 @@ def model(exp):
     return (exp / "model/embedder.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "targets", ["crop", pytest.param("utterance", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", ["utterance", "crop"])
 def test_two_ranks_learn_what_one_does_and_resume_bit_identically(
     tmp_path, train, teacher, targets
 ):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from speakerlab.data.labels import class_names, hold_out, label
+from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table, write_table
+from speakerlab.losses.head import class_names
 
 
 def language_of(utterance: str) -> str:

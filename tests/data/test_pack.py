@@ -462,7 +462,7 @@ def test_a_shard_that_another_packing_replaces_is_missing(make_data_dir, monkeyp
 def test_a_done_file_that_comes_after_another_packing_destroys_nothing(
     make_data_dir, monkeypatch
 ):
-    """It would make the folder of the packing anew, without a shard, to replace the shards."""
+    """It creates the folder of the packing again, which has no shard to put in their place."""
     folder = make_data_dir()
     write = pack.write_arrays
 

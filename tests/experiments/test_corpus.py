@@ -9,7 +9,6 @@ from refusals import refused, refuses
 
 from speakerlab.config import build
 from speakerlab.data import audio
-from speakerlab.data.labels import class_names
 from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments.consistency import record_classes
@@ -22,6 +21,7 @@ from speakerlab.experiments.corpus import (
 )
 from speakerlab.experiments.planning import plan_device
 from speakerlab.experiments.train_batches import TrainBatches
+from speakerlab.losses.head import class_names
 from speakerlab.training.distributed import start_ranks
 
 BARE = ("augment.noise_prob=0", "augment.room_prob=0")

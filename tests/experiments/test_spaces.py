@@ -62,7 +62,7 @@ def test_a_list_is_scored_with_enrolments_of_the_teacher(models, make_data_dir):
         norms = np.linalg.norm(first_D) * np.linalg.norm(second_D)
         assert scores_N[number] == pytest.approx(first_D @ second_D / norms, abs=1e-4)
 
-    # A result of its own, beside that of the student alone.
+    # The result of the student alone is kept beside it.
     score.main(options)
     rows = json.loads((student / "results.json").read_text())
     names = [row["trials"] for row in rows]

@@ -341,6 +341,7 @@ def test_autocast_does_not_reach_it():
     assert torch.equal(in_16_bits(wave_BS), plain)
 
 
+@pytest.mark.slow
 def test_exports_with_any_batch_and_length():
     fbank = Fbank().eval()
     assert fbank.state_dict() == {}

@@ -30,10 +30,10 @@ torch.set_num_threads(1)
 runtime, model, wav, out = sys.argv[1:]
 if runtime == "stage 5":
     from speakerlab.data.manifest import read_manifest
-    from speakerlab.inference.batches import embed_pieces, utterance_pieces
+    from speakerlab.inference.batches import embed_pieces
     from speakerlab.checkpoints.published import load_published
     manifest = read_manifest([Path(wav).with_suffix(".data")], sample_rate=16000)
-    pieces = utterance_pieces(manifest)
+    pieces = manifest.pieces()
     embedder = load_published(Path(model)).embedder
     emb_D = embed_pieces(embedder, pieces, device=torch.device("cpu"))[0]
 else:

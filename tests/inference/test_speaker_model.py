@@ -15,7 +15,7 @@ from voices import RATE, make_noise, make_wave, manifest_of
 import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.data import audio
-from speakerlab.inference.batches import embed_pieces, utterance_pieces
+from speakerlab.inference.batches import embed_pieces
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def wavs(tmp_path: Path) -> list[Path]:
 def stage_5(exp: Path, path: Path) -> np.ndarray:
     """emb_D as `speakerlab extract` computes it."""
     embedder = load_published(exp).embedder.for_inference()
-    pieces = utterance_pieces(manifest_of(path))
+    pieces = manifest_of(path).pieces()
     (emb_D,) = embed_pieces(embedder, pieces, device=CPU)
     return emb_D
 

@@ -4,11 +4,11 @@ Letters: B crops, D dimensions of the teacher, E of the student.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from replayed import Replayed
 from torch import Tensor
 
 from speakerlab.losses.distillation import (
@@ -22,20 +22,6 @@ STUDENT_DIM = 5
 TEACHER_DIM = 7
 TEMPERATURE = 0.2
 ALL = {"cosine": 1.0, "relations": 4.0, "contrast": 0.5}
-
-
-@dataclass
-class Replayed:
-    """One of two ranks; what it gathers was recorded from a single rank, call by call."""
-
-    rank: int
-    whole: list[Tensor]
-    world_size: int = 2
-
-    def gather(self, values: Tensor) -> Tensor:
-        whole = self.whole.pop(0)
-        torch.testing.assert_close(whole.chunk(2)[self.rank], values)
-        return whole
 
 
 def embeddings(dim: int) -> tuple[Tensor, Tensor]:

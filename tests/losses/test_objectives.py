@@ -1,11 +1,11 @@
 """Objectives: on several ranks as on one, with finite gradients, and collapse costs."""
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
 from refusals import refuses
+from replayed import Replayed
 from torch import Tensor
 
 from speakerlab.losses import OBJECTIVES
@@ -27,21 +27,6 @@ SMALL = {
     "sdpn": {"hidden_dim": 8, "output_dim": 5, "num_prototypes": 7},
     "simclr": {"hidden_dim": 5},
 }
-
-
-@dataclass
-class Replayed:
-    """One of two ranks; what it gathers was recorded from a single rank, call by call."""
-
-    rank: int
-    whole: list[Tensor]
-    world_size: int = 2
-
-    def gather(self, values: Tensor) -> Tensor:
-        whole = self.whole.pop(0)
-        ranks_part = whole.chunk(2)[self.rank]
-        torch.testing.assert_close(ranks_part, values)
-        return whole
 
 
 def make(name, **options):

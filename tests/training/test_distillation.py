@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from finished import assert_same, finish
 from refusals import refuses
-from safetensors.torch import load_file
-from torch import Tensor
 
 from speakerlab.checkpoints.model_files import read_card, space_of
 from speakerlab.experiments import train
@@ -82,18 +81,6 @@ def begin(folder, teacher, tmp_path, monkeypatch):
         return train.start_training(exp, init, config, ranks, Signals(print))
 
     return make
-
-
-def finish(training) -> dict[str, Tensor]:
-    """Train to the end; return the weights that are published."""
-    train.train(training)
-    return load_file(training.exp_dir / "model/embedder.safetensors")
-
-
-def assert_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in actual.items():
-        assert torch.equal(tensor, expected[name]), name
 
 
 def rows_of(training, kind):

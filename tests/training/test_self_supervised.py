@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from finished import assert_same, finish
 from refusals import refuses
-from safetensors.torch import load_file
-from torch import Tensor
 
 from speakerlab.experiments import train
 from speakerlab.experiments.hardware import start_rank
@@ -77,18 +76,6 @@ def begin(make_config, folder, tmp_path):
         )
 
     return make
-
-
-def finish(training) -> dict[str, Tensor]:
-    """Train to the end; return the weights that are published."""
-    train.train(training)
-    return load_file(training.exp_dir / "model/embedder.safetensors")
-
-
-def assert_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in actual.items():
-        assert torch.equal(tensor, expected[name]), name
 
 
 def rows_of(training):

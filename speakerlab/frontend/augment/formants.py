@@ -117,8 +117,8 @@ class Formants(Augmentation):
         log_power_RTK = power_RTK.add_(POWER_FLOOR).log_()
         cepstrum_RTQ = log_power_RTK @ self.analysis
 
-        # The moved envelope has at a frequency what the envelope has at frequency / factor. Above
-        # the highest frequency, the envelope goes on as it ends.
+        # The moved envelope has at a frequency what the envelope has at frequency / factor. Where
+        # that exceeds the highest frequency, it has the envelope's last value.
         source_RK = self.frequency / factor_R[:, None]
         source_RK = source_RK.clamp_max(math.pi)
         moved_RQK = torch.cos(self.coefficient[:, None] * source_RK[:, None, :])
