@@ -2,9 +2,10 @@
 
     EpochOrder -> micro_batches -> slots -> TrainCrops -> crops -> collate -> Batch
 
-A slot is one place in the order of an epoch: its epoch, its position, and the row of the manifest
-that is read there. A crop is a range of that utterance with everything that was drawn for it.
-Positions count crops: an utterance of which several crops are taken has several positions.
+The order of an epoch is a list of rows of the manifest, one entry for an utterance to read; it may
+have the same utterance in several entries. A slot is a crop to take: its epoch, its position in
+the epoch, and its row. Positions count crops: an entry of which several crops are taken has several
+positions. A crop is a range of an utterance with everything that was drawn for it.
 
 Order and random draws depend only on (seed, attempt, epoch, position), so the number of workers and
 ranks does not change them, and neither does a resume. An attempt ends with a roll-back, which
@@ -13,7 +14,7 @@ changes the random draws.
 `Pieces`, at the end, reads parts of whole utterances, for validation and extraction.
 
 Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
-P utterances of an epoch, T frames, F mel bins, D dimensions of a teacher.
+P entries of an epoch, T frames, F mel bins, D dimensions of a teacher.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,9 +41,8 @@ from speakerlab.data.workers import (
 )
 
 Slot = tuple[int, int, int]  # epoch, position, row
-Span = tuple[
-    int, int, int
-]  # index of a piece, first sample in the piece, number of samples
+# Index of a piece, first sample in the piece, number of samples.
+Span = tuple[int, int, int]
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
@@ -58,17 +58,17 @@ def micro_batches(
 ) -> Iterator[list[Slot]]:
     """Yield the micro-batches of one rank from `start_step` to `stop_step`, over all epochs.
 
-    Step k of an epoch takes the utterances [k G, (k + 1) G) of the order, where G is the global
-    batch, and cuts them into consecutive micro-batches. Micro-batch m goes to rank m mod
+    Step k of an epoch takes the entries from k x global_batch to (k + 1) x global_batch of the
+    order, and cuts them into consecutive micro-batches. Micro-batch m goes to rank m mod
     world_size.
 
-    crops_each: number of crops of each utterance. G and `micro_batch` count utterances, not crops.
-        The slot of crop i of utterance n of the order has the position n x crops_each + i.
+    crops_each: number of crops of each entry. `global_batch` and `micro_batch` count entries, not
+        crops. The slot of crop i of entry n has the position n x crops_each + i.
     """
     # `divide_global_batch` (training/batch_size.py) chooses the size of micro-batches such that
     # every rank has the same number of them: a rank with fewer would leave the others waiting.
-    utterances_at_once = micro_batch * world_size
-    assert order.global_batch % utterances_at_once == 0
+    entries_at_once = micro_batch * world_size
+    assert order.global_batch % entries_at_once == 0
     num_micro_batches = order.global_batch // micro_batch
     current_epoch = -1  # none yet
     rows_P = np.empty(0, dtype=np.int32)
@@ -76,19 +76,19 @@ def micro_batches(
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
         if epoch != current_epoch:
-            # Free the old order before the next one is made. Each rank holds one, of 4 bytes an
-            # utterance: 400 MB for an epoch of 100 million utterances.
+            # Free the old order before the next one is made. Each rank holds one, of 4 bytes per
+            # entry: 400 MB for an epoch of 100 million entries.
             del rows_P
             rows_P = order.rows(epoch)
             current_epoch = epoch
 
         for number in range(rank, num_micro_batches, world_size):
-            first_utterance = step_in_epoch * order.global_batch + number * micro_batch
-            stop_utterance = first_utterance + micro_batch
-            rows = rows_P[first_utterance:stop_utterance]
-            # One row for each crop, so the crops of an utterance are neighbours in the batch.
+            first_entry = step_in_epoch * order.global_batch + number * micro_batch
+            stop_entry = first_entry + micro_batch
+            rows = rows_P[first_entry:stop_entry]
+            # One row for each crop, so the crops of an entry are neighbours in the batch.
             crop_rows = rows.repeat(crops_each)
-            first_position = first_utterance * crops_each
+            first_position = first_entry * crops_each
             slots: list[Slot] = []
             for position, row in enumerate(crop_rows.tolist(), first_position):
                 slots.append((epoch, position, row))
@@ -157,10 +157,10 @@ class TrainCrops(Dataset[Crop]):
             self.name_hashes[name] = stable_hash(name)
         philox = np.random.Philox(key=[seed, attempt])
         self.generator = np.random.Generator(philox)
-        # Philox makes four numbers at a time, and its state buffers those not used yet. This is the
-        # state before the first draw, with no buffered numbers: after a seek, a draw must not get
-        # numbers that were left over from the draw before it.
-        self.fresh_state = philox.state
+        # Philox makes four numbers at a time, and its state buffers those not used yet. This is a
+        # copy of the state before the first draw, without buffered numbers. `_seek` starts from it:
+        # a draw must not get numbers that were left over from the draw before it.
+        self.seek_state = philox.state
 
     def __getitem__(self, slot: Slot) -> Crop:
         return self.read(self.draw(slot))
@@ -241,10 +241,11 @@ class TrainCrops(Dataset[Crop]):
         """
         epoch, position, _ = slot
         # Philox counts up the first word. The other three differ between any two draws, so no two
-        # draws share a number. Only the counter of `fresh_state` changes; its buffer stays empty.
-        counter = self.fresh_state["state"]["counter"]
+        # draws share a number. The counter is written into `seek_state`, whose buffer stays empty,
+        # and the assignment copies the whole state into Philox.
+        counter = self.seek_state["state"]["counter"]
         counter[:] = (0, position, epoch, self.name_hashes[name])
-        self.generator.bit_generator.state = self.fresh_state
+        self.generator.bit_generator.state = self.seek_state
         return self.generator
 
 

@@ -135,7 +135,7 @@ def build_training(
     below: int | None = None,
     teaching: Teaching | None = None,
 ) -> Training:
-    """Build all parts of a training on a corpus; teaching: of the task `distil`."""
+    """Build all parts of a training on a corpus; teaching: only in the task `distil`."""
     # What is learned: the classes of the corpus, and the network with its weights.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     consistency.check_training_data(config, corpus, exp_dir)
@@ -161,10 +161,10 @@ def build_training(
     )
     embedder = task.embedder
     assert isinstance(embedder, Embedder)  # Task itself takes any module
-    is_new = not was_begun(exp_dir)
-    # Of an earlier run in this folder, which ended before its first checkpoint. Its initial weights
-    # might be published as those of this run.
+    is_new = not was_begun(exp_dir)  # there is no checkpoint to resume from
     if is_new:
+        # The file may be left of an earlier run that ended before its first checkpoint. Its weights
+        # might be published as the initial ones of this run.
         ranks.on_first(lambda: (exp_dir / INITIAL).unlink(missing_ok=True))
     # A resumed run takes the weights of its checkpoint instead, later.
     if init is not None and is_new:
@@ -184,6 +184,7 @@ def build_training(
         place_student(task, embedder, teaching)
 
     # The parts of the task for this machine: BatchNorm over ranks, and kernels.
+
     # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
     if plan.joined_ranks > 1:
         join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
@@ -220,7 +221,7 @@ def build_training(
             init,
         )
 
-    # Without validation the model's card has the key `best_valid_eer` all the same, with no value.
+    # The model's card always has a key such as `best_valid_eer`; without validation, it is null.
     metric = PairValidation.metric if validation is None else validation.metric
     state = build_state(exp_dir, config, task, ranks, schedule, classes, metric=metric)
 
@@ -274,11 +275,11 @@ def build_task(
     num_classes: int,
     target_dim: int = 0,
 ) -> Task:
-    """Build the task, which computes the loss of a batch, on the CPU; a large head may be split."""
-    # Ranks share the rows of a split head, the statistics of a self-supervised objective, and the
-    # embeddings that losses of distillation compare.
-    compares_ranks = config.task in ("ssl", "distil")
-    is_shared = compares_ranks or build.is_head_split(
+    """Build the task, which computes the loss of a batch, on the CPU."""
+    # Three tasks exchange more than gradients. A large head is split over the ranks; a
+    # self-supervised objective takes statistics over all of them; losses of distillation compare
+    # embeddings of all of them, while a head beside these losses stays whole.
+    needs_exchange = config.task in ("ssl", "distil") or build.is_head_split(
         config, ranks.world_size, num_classes
     )
     return build.build_task(
@@ -287,8 +288,8 @@ def build_task(
         num_classes=num_classes,
         # Noise and rooms are drawn from the banks of the corpus.
         augment=build.build_augment(config, **corpus.banks),
-        # Its collectives are all that a head needs.
-        shards=ranks if is_shared else None,
+        # `Ranks` has the collectives that the protocol `Shards` asks for.
+        shards=ranks if needs_exchange else None,
         target_dim=target_dim,
     )
 
@@ -307,7 +308,10 @@ def build_crop_targets(
     task: Task,
     teaching: Teaching | None,
 ) -> CropTargets | None:
-    """Return the function that asks the teachers for each batch; None if none hears crops."""
+    """Return the function that gets targets of each batch from the teachers.
+
+    None if the targets were stored before (`distil.targets: utterance`).
+    """
     if teaching is None or teaching.teacher is None:
         return None
     return CropTargets(
@@ -364,11 +368,12 @@ def build_state(
         split=list(task.split_parameters.values()),
         sum_over_ranks=ranks.sum,
     )
-    # A model that guesses among n classes has the loss log(n); a lower loss means that it has
-    # learned something. Self-supervised objectives choose among n prototypes or views instead.
-    num_classes = len(classes) or build.num_choices(config)
+    # A model that guesses among n choices has the loss log(n); a lower loss means that it has
+    # learned something. The choices are classes, or a self-supervised objective's prototypes or
+    # views.
+    num_choices = len(classes) or build.num_choices(config)
     learning = LearningWatch(
-        num_classes=num_classes,
+        num_classes=num_choices,
         warmup_steps=round(training.warmup_epochs * schedule.steps_per_epoch),
         stop=training.on_divergence == "stop",
     )
@@ -400,7 +405,9 @@ def build_validation(
         return None
     if config.task == "identification":
         return ClassValidation(corpus.valid, head=task.head, classes=classes)
-    if not config.has_head and isinstance(task, DistillationTask):
+    # Distillation with labels has a head, and is validated by the pairs below.
+    learns_without_labels = not config.has_head
+    if learns_without_labels and isinstance(task, DistillationTask):
         assert teaching is not None
         return TeacherValidation(
             corpus.valid,
@@ -421,7 +428,7 @@ def build_validation(
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
 
-    In verification, the model of --init is published instead if its validation EER is not higher,
+    Where validation has an EER, the model of --init is published instead if its EER is not higher,
     unless training.keep_better is false.
     """
     exp_dir = training.exp_dir
@@ -429,18 +436,21 @@ def train(training: Training) -> None:
     ranks = trainer.ranks
     num_steps = trainer.fit()
     # Publishing again would write the same model with a new date, and results that were computed
-    # from it would look out of date.
-    is_finished = num_steps == 0 and consistency.is_published(
-        exp_dir, trainer.state.step
+    # from it would look out of date. The model changes if more steps were trained, or if
+    # `training.keep_better` now chooses the other one.
+    is_unchanged = (
+        num_steps == 0
+        and consistency.is_published(exp_dir, trainer.state.step)
+        and consistency.is_choice_published(exp_dir, training.config)
     )
-    if is_finished and consistency.is_choice_published(exp_dir, training.config):
+    if is_unchanged:
         log.info("%s: already trained to the end, nothing changed", exp_dir)
         # No rank exits before all have looked: a launcher ends the others as soon as one exits.
         ranks.barrier("nothing changed")
         return
 
-    # Rank 0 has all weights that are averaged: a head is split over ranks only in verification,
-    # where the head is not averaged.
+    # Rank 0 averages, because it publishes. It has all weights for that: a split head is never
+    # averaged.
     averaged_steps: list[int] = []
     if ranks.is_first:
         averaged_steps = average_checkpoints(training)
@@ -460,7 +470,7 @@ def average_checkpoints(training: Training) -> list[int]:
     num_checkpoints = config.training.average_checkpoints
     if num_checkpoints == 1:
         return []
-    # In verification, the head is only kept for further training.
+    # The head classifies in identification; in other tasks, it is only kept for further training.
     head = training.head if config.task == "identification" else None
     return average_newest(training.exp_dir, num_checkpoints, training.embedder, head)
 
@@ -470,7 +480,7 @@ def publish_result(
     head_state: dict[str, Tensor] | None,
     averaged_steps: Sequence[int],
 ) -> None:
-    """Write the model folder, with a calibration where speakers are held out."""
+    """Write the model folder, with a calibration where pairs of held-out speech are scored."""
     exp_dir = training.exp_dir
     config = training.config
     embedder = training.embedder
@@ -483,8 +493,7 @@ def publish_result(
         "averaged": list(averaged_steps),
         f"best_valid_{state.metric}": state.best,
     }
-    # Without held-out speakers, and in identification, the trained model is published as it is,
-    # without a calibration.
+    # Without held-out speech, and in identification, there are no pairs, and no calibration.
     pairs: PairValidation | None = None
     if isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the

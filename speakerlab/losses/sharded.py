@@ -9,8 +9,9 @@ The weights of a head have a row per class. Here each rank holds the rows of a r
    exchanged for it, instead of a matrix with all classes: the similarity to the target (a sum,
    because one rank holds the target and the others add 0), the largest logit (a maximum), the
    sum of exponentials (a sum), and how many ranks find the embedding wrong (a sum).
-4. In the backward pass a rank computes the whole gradient of its rows alone. The gradient of the
-   embeddings is summed over the ranks, and each rank takes its own embeddings' part.
+4. In the backward pass a rank computes the whole gradient of its own rows, without an exchange.
+   The gradient of the embeddings is summed over the ranks, and each rank takes its own embeddings'
+   part.
 
 With sampled classes, a step compares the embeddings with a part of the rows only: all targets, and
 other classes that are drawn at random. This saves memory and time in steps 2 to 4.
@@ -46,8 +47,8 @@ SPLITTABLE = tuple(
     name for name, head in HEADS.items() if issubclass(head, SoftmaxHead)
 )
 
-# The number of sampled classes exceeds the bound of `_max_sampled_rows` with at most this
-# probability; the classes with the highest numbers would then be left out, targets among them.
+# With at most this probability, a step samples more classes than `_max_sampled_rows` returns. It
+# would then leave out those with the highest numbers, targets among them (`row_S` is cut off).
 EXCESS_PROBABILITY = 1e-15
 
 
@@ -175,7 +176,7 @@ class ShardedHead(Head):
         # Labels are used as indices below. The labels of other ranks would be out of range, so they
         # all point to an extra entry at the end.
         is_here_G = (label_row_G >= 0) & (label_row_G < num_classes)
-        label_row_G = label_row_G.where(is_here_G, num_classes)
+        entry_G = label_row_G.where(is_here_G, num_classes)
         is_drawn_C = sample_classes(
             (first_class, end_class),
             key=self.key,
@@ -183,12 +184,12 @@ class ShardedHead(Head):
             device=label_G.device,
         )
         takes_part = F.pad(is_drawn_C, (0, 1))  # C + 1 entries
-        takes_part.scatter_(0, label_row_G, True)
+        takes_part.scatter_(0, entry_G, True)
 
         # The running sum numbers the rows that take part from 1, and places count from 0. The place
         # -1 stands for a target of another rank.
         numbers = takes_part.cumsum(0)
-        place_G = numbers[label_row_G] - 1
+        place_G = numbers[entry_G] - 1
         place_G = place_G.where(is_here_G, -1)
 
         # The host does not know how many rows take part: to ask would wait for the GPU. So S is an
@@ -275,8 +276,8 @@ class _Comparison:
     row_S: Tensor | None
     num_rows: int  # S
     # Outside of 0..S - 1 where another rank holds the target. Without sampled classes: below 0 if a
-    # lower rank holds it, S or more if a higher one does. So comparing places compares classes,
-    # which breaks ties. With sampled classes: always -1.
+    # lower rank holds it, S or more if a higher one does. So the smaller of two places is the lower
+    # class, which wins if two similarities are equal. With sampled classes: always -1.
     place_G: Tensor
     # Rows of `row_S` that do not take part; None: all rows take part.
     is_masked_S1: Tensor | None = None
@@ -402,6 +403,7 @@ class _ShardedSoftmax(torch.autograd.Function):
         loss = (log_sum_G - target_logit_G).mean()
 
         # d loss / d target similarity: (probability of the target - 1) times the slope of `harden`.
+        # `harden` takes each similarity by itself, so the gradient of ones is the slope of each.
         slope_G = harden_gradient(torch.ones_like(target_logit_G))
         probability_G = (target_logit_G - log_sum_G).exp()
         target_grad_G = (probability_G - 1) * slope_G
@@ -443,7 +445,8 @@ class _ShardedSoftmax(torch.autograd.Function):
             logits_SG = similarity_SG[start:stop].mul(scale)
             probability_SG = logits_SG.sub_(log_sum_G).exp_()
             grad_SG = probability_SG.mul_(grad_per_embedding * scale)
-            # target_grad_G already has the scale, through the slope of `harden`.
+            # At the targets, the zeros are replaced by their gradients. `target_grad_G` already has
+            # the scale, through the slope of `harden`.
             comparison.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
 
             # The gradients of similarity_SG = prepare(rows) @ emb_GD.T + bias:
@@ -479,7 +482,8 @@ def _compare(
     similarity_SG = emb_GD.new_empty(comparison.num_rows, num_embeddings)
     target_similarity_G = emb_GD.new_zeros(num_embeddings)
     minus_inf_G = torch.full_like(target_similarity_G, -torch.inf)
-    largest_G = minus_inf_G  # replaced below, never changed in place
+    # The loop rebinds `largest_G`; it does not change the tensor, which it still needs.
+    largest_G = minus_inf_G
     largest_place_G = torch.zeros_like(comparison.place_G)
 
     for start, stop in blocks_of(comparison.num_rows):

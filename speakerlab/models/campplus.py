@@ -54,7 +54,8 @@ class CAMPPlus(nn.Module):
     pool_eps: the pooled deviation is sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
     """
 
-    # Of three frames, the first TDNN layer keeps two, the fewest with an unbiased deviation.
+    # Pooling takes an unbiased deviation, which needs two frames; the first TDNN layer makes two of
+    # three.
     min_frames = 3
 
     def __init__(
@@ -158,8 +159,8 @@ class CAMPPlus(nn.Module):
         map_BCFT = self.head(feats_B1FT)
 
         # The TDNN reads a sequence: channels and bins become the C x F channels of a frame.
-        # The map is in channels last. After `flatten` alone, its gradient would be contiguous, and
-        # a mix of both layouts is slow.
+        # The map is in channels last. `flatten` alone would give the map's gradient torch's usual
+        # layout instead, and a mix of both layouts is slow.
         map_BCFT = keep_gradient_layout(map_BCFT)
         x_BCT = map_BCFT.flatten(1, 2)
         emb_BD1 = self.xvector(x_BCT)
@@ -335,10 +336,10 @@ class FramewiseLayers(nn.Sequential):
         x_CBT = x_BCT.transpose(0, 1)
         batch_and_frames = x_CBT.shape[1:]
         trains = any(module.training for module in self.modules())
-        # cpu/dense.py pads rows of 16-bit numbers with zeros, to a length that is fast. A BatchNorm
-        # that trains must not count the zeros: `flatten` leaves them out, but its rows are not
-        # contiguous. In eval mode the rows are passed with their zeros (N is then the padded
-        # length), which are cut off below.
+        # Rows of 16-bit numbers have zeros at the end: cpu/dense.py pads them to a fast length. In
+        # training the zeros are left out, because BatchNorm must not count them in its statistics.
+        # In eval mode they stay: then the rows lie one behind the other in memory, which is faster.
+        # N is then the padded length, and what is computed from the zeros is cut off below.
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
 
         y_1CN = super().forward(x_CN.unsqueeze(0))
@@ -356,9 +357,10 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
     to_frames_ST: gives each frame the value of its segment; in the type of `x_BCT`.
 
     The last segment with frames may be shorter. An empty segment follows it, so that S is at least
-    2: an export with dynamic length would treat a size of 1 as a special case. Pooling with
-    `ceil_mode` is not used, because some runtimes divide a shorter segment by its true length and
-    others by the full length.
+    2: torch.export, with a dynamic length, would treat a size of 1 as a special case.
+
+    `avg_pool1d` with `ceil_mode` would be shorter, but some runtimes of exported models divide a
+    shorter segment by its true length and others by the full length.
     """
     device = x_BCT.device
     num_frames = x_BCT.shape[-1]
@@ -373,7 +375,8 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
 
     lengths_S = members_TS.sum(0).clamp_min(1)  # the empty segment must not divide by 0
     segment_mean_TS = members_TS / lengths_S
-    to_context_TS = segment_mean_TS + 1 / num_frames
+    utterance_mean = 1 / num_frames  # the weight of each frame in the mean over all
+    to_context_TS = segment_mean_TS + utterance_mean
     to_frames_ST = members_TS.T.to(x_BCT.dtype)
     return to_context_TS, to_frames_ST
 

@@ -41,6 +41,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Transform], str]] = {
     "mean": (learn_mean, "centred on the development mean"),
     "lda": (learn_lda, "projected to {num_dims} dimensions by LDA"),
     "whiten": (learn_whitening, "whitened"),
+    # Learns nothing from the development set that it is given.
     "length": (lambda _: to_unit_length, "scaled to unit length"),
 }
 SCORERS = {
@@ -51,10 +52,11 @@ NORMALISATIONS = {"snorm": "S-Norm", "asnorm": "AS-Norm"}
 # Steps that need a development set.
 LEARNED_STEPS = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
 # Quality measure functions: properties of a trial's two sides, which calibration weighs besides
-# the score. They are no step of scoring: `_read_spec` removes this suffix before it splits a spec.
+# the score. They are not a step: `_read_spec` removes this suffix before it splits a spec.
 QMF = "+qmf"
-# Sentences of the protocol. The callers check that no development speaker occurs in a trial.
+# Parts of the protocol.
 QUALITY_TEXT = "log durations, norms and cohort means are added by logistic regression"
+# The callers check that it is true: no development speaker occurs in a trial.
 SOURCE_TEXT = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
 # Names of tables in error messages.
@@ -67,8 +69,8 @@ DEVELOPMENT = "development embeddings"
 class Scored:
     """Scores of trials and, for `+qmf`, quality measures.
 
-    "norm" is the length of the embedding as extracted; "cohort_mean", where scores were normalised,
-    is the mean score of that side against the cohort.
+    Keys of `quality`: "norm" is the length of the embedding as extracted; "cohort_mean", where
+    scores were normalised, is the mean score of that side against the cohort.
     """
 
     scores_N: NDArray[np.float32]
@@ -228,6 +230,7 @@ def build_chain(
 
     lda_dim: dimensions that LDA keeps. adapt: name, for the report, and embeddings of other
     utterances from the trials' domain, to which PLDA is adapted; their speakers need not be known.
+    A back end without PLDA ignores it, because `score` passes it to each back end of a list.
 
     Raises ValueError for a spec that cannot be read and for a missing development set, TooFewError
     if the development set is too small.
@@ -275,7 +278,7 @@ def build_chain(
             options.append(f"top-n={top_n}")
 
     source = ""
-    if steps.to_learn():
+    if steps.learned():
         num_speakers = len(set(development.speaker_M))
         source = SOURCE_TEXT.format(len(table.ids), num_speakers)
     protocol = _protocol(
@@ -317,7 +320,7 @@ class _Steps:
     normalisation: str | None
     with_quality: bool
 
-    def to_learn(self) -> list[str]:
+    def learned(self) -> list[str]:
         """Return the steps that need a development set, in their order."""
         steps = [*self.transforms, self.scorer, self.normalisation]
         return [step for step in steps if step in LEARNED_STEPS]
@@ -342,7 +345,7 @@ def _read_spec(spec: str) -> _Steps:
         normalisation = remaining.pop()
     scorer = remaining.pop() if remaining else ""
     # False where a scorer or a normalisation comes too early, as in "cosine+mean+plda".
-    are_transforms = TRANSFORMS.keys() >= set(remaining)
+    are_transforms = all(name in TRANSFORMS for name in remaining)
     # True for "mean+mean+cosine": a transform may occur once.
     has_repeats = len(set(remaining)) < len(remaining)
     if scorer not in SCORERS or not are_transforms or has_repeats:
@@ -362,11 +365,11 @@ def _read_spec(spec: str) -> _Steps:
 
 def _unlearned_chain(steps: _Steps) -> Chain:
     """Build a back end without a development set; ValueError if a step needs one."""
-    to_learn = steps.to_learn()
-    if to_learn:
+    learned_steps = steps.learned()
+    if learned_steps:
         raise ValueError(
             f"backend: '{steps.spec}' needs a development set to learn"
-            f" {', '.join(to_learn)}; make one with `speakerlab extract"
+            f" {', '.join(learned_steps)}; make one with `speakerlab extract"
             " --per-speaker 10`, or score with cosine"
         )
     # The only transform that learns nothing is `length`.

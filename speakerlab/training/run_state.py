@@ -61,7 +61,7 @@ class RunState:
         state = self._state()
         self._check_finite(state["task"])
         self.saved_at = time.monotonic()
-        self.initial = None
+        self.initial = None  # a roll-back now waits for this checkpoint, and loads it
         # The file has the rows of all ranks, so that any number of ranks can resume from it.
         if self.task.split_parameters:
             gather_rows = self.task.head.gather_rows
@@ -132,11 +132,10 @@ class RunState:
         return True
 
     def _state(self) -> dict[str, Any]:
-        """Return the state of this rank, with its rows alone if the head is split.
+        """Return the state of this rank; of a split head, only this rank's rows.
 
         Every rank must call it, because the sums are added up over the ranks.
         """
-        # Sums of the metrics since the last line of metrics.jsonl, added up over the ranks.
         metric_sums = self.ranks.sum(self.sums.sums)
         return {
             "task": self.task.state_dict(),
@@ -154,7 +153,8 @@ class RunState:
         self.task.load_state_dict(state["task"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.updater.load_state(state["updater"])
-        # `load` keeps them on rank 0, with zeros on the others, or they would count once per rank.
+        # The saved sums are over all ranks. Only rank 0 takes them and the others begin at zero, or
+        # else the sums would count once per rank.
         self.sums.load(state["sums"])
         self.learning.load_state(state["learning"])
         self.attempt = state["attempt"]
@@ -170,7 +170,7 @@ class RunState:
         The optimizer's values for each weight, such as the momentum, are replaced in the same way.
         change: gathers the rows of all ranks (None on ranks other than 0), or selects this rank's.
         """
-        # torch's optimizers number their parameters, over all groups, in the state.
+        # In the optimizer's state, the key of a parameter is its number, counted over all groups.
         numbers: dict[int, int] = {}
         for group in self.updater.optimizer.param_groups:
             for parameter in group["params"]:
@@ -179,6 +179,7 @@ class RunState:
 
         for name, parameter in self.task.split_parameters.items():
             rows = state["task"][name]
+            shape_before = rows.shape
             state["task"][name] = change(rows)
             number = numbers[id(parameter)]
             # Before the first step, the optimizer may have no values yet.
@@ -190,6 +191,6 @@ class RunState:
             for key, value in changed_values.items():
                 # Momentum and the like have a value per weight; others are single numbers.
                 shape = getattr(value, "shape", None)
-                if shape == rows.shape:
+                if shape == shape_before:
                     changed_values[key] = change(value)
             optimizer_states[number] = changed_values

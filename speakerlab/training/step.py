@@ -40,8 +40,8 @@ HEAD_KEY = 0x4EAD
 class OptimizerStep:
     """Takes the optimizer step with the number `state.step`, which the trainer increases.
 
-    accumulation: micro-batches of a step on this rank. on_failure: called with an error of a
-    forward or backward pass before it is raised again; may exit. report_progress: called after each
+    accumulation: micro-batches of a step on this rank. on_failure: called with an error of
+    loading or of a pass before it is raised again; may exit. report_progress: called after each
     micro-batch with the number of completed steps; it grows by 1 / accumulation each time.
     """
 
@@ -103,7 +103,7 @@ class OptimizerStep:
                 self.state.sums.add_micro_batch(output, micro_batch)
                 done = (index + 1) / self.accumulation  # share of this step
                 self.report_progress(step + done)
-        # The update is outside of this `try`: `on_failure` needs the state from before the step,
+        # The update is outside of this `try`: `on_failure` needs the weights from before the step,
         # which an update changes.
         except (RuntimeError, MemoryError) as error:
             self.on_failure(error)
@@ -279,7 +279,8 @@ class AfterStep:
         state.validated = step
         if self.monitor is not None:
             self.monitor.valid_row(step, metrics)
-        # Validation is not part of the time in which crops were trained.
+        # The speed in the next row is crops over the time since `sums.started_at`. Validation must
+        # not count in this time, so it seems to begin later.
         seconds = time.monotonic() - started_at
         state.sums.started_at += seconds
         return metrics
@@ -295,10 +296,10 @@ class AfterStep:
                 state.best = value
 
         is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
+        # In the middle of bad steps, a scheduled checkpoint is left out: a roll-back should return
+        # to one from before them. With `now` it is written anyway, and stays a scheduled one. To
+        # read the number of bad steps waits for a GPU, so it is not read after every step.
         if is_scheduled and not now:
-            # A checkpoint that is only scheduled is left out in the middle of bad steps, so that a
-            # roll-back repeats them. Reading their number waits for a GPU, so it is not read in
-            # every step.
             has_bad_steps = bool(int(state.updater.bad_in_a_row))
             is_scheduled = not has_bad_steps
         is_last = state.step == self.schedule.total_steps
