@@ -7,7 +7,7 @@ rate=16000 python='' current='' child='' stopped='' # sample rate; interpreter; 
 # Options of every recipe, beside those in its run.sh: name=default # KIND: what it is
 stage=0         # 0-6: first stage
 stop_stage=6    # 0-6: last stage
-dry_run=false   # true|false: print the commands without running them
+dry_run=false   # true|false: print the commands; runs and checks nothing, not even settings of --set
 gpus=auto       # NUMBERS: "0 1 2 3", a rank on each; "" for the CPU; auto: the first GPU, if any
 nproc=          # 1-1024: ranks on this host (default: one for each of --gpus)
 nnodes=         # 1-4096: hosts; run the same command on each, with its own --node-rank (default: 1)

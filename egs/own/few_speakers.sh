@@ -7,7 +7,7 @@ if ((folds == 1)); then
     if [[ -z $init ]]; then die "stage 3: $(<"$too_few"); give a model with --init, or more recordings"; fi
     run speakerlab calibrate --model "$init" --data "$data/train" --out "$exp"
   fi
-  say "stages 4 to 6: skipped, $(<"$too_few"); to fine-tune on 5 speakers or more: --folds 5;" \
+  ((stop_stage < 3)) || say "stages 4 to 6: skipped, $(<"$too_few"); to fine-tune on 5 speakers or more: --folds 5;" \
     "to compare two recordings: speakerlab verify A.wav B.wav --model $exp"
   exit
 fi

@@ -154,6 +154,9 @@ def prepare(
             " no model can learn from them, check the corpus"
         )
     report_doubts({name: facts_of[name] for name in wavs}, corpus)
+    report_low_rates(
+        {name: facts_of[name].sample_rate for name in wavs}, speakers, corpus
+    )
     report_converted(paths, wavs, data / "wav")
 
     reason = reason_not_to_train(speakers)
@@ -278,6 +281,29 @@ def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:
         print(
             f"{where}: {count_of(len(doubts), 'recording')} may be no speech, such as"
             f" {first}: {doubts[first]}"
+        )
+
+
+def report_low_rates(
+    rates: Mapping[str, int], speakers: Mapping[str, str], corpus: Path
+) -> None:
+    """Print a line if only some of the speakers have recordings at the model's rate or above.
+
+    Below it, a recording has no sound above half its rate. A model would tell such speakers from
+    the others by this, not by their voices. rates, speakers: utterance -> rate, and speaker.
+    """
+    highest: dict[str, int] = {}  # of each speaker
+    for name, rate in rates.items():
+        speaker = speakers[name]
+        highest[speaker] = max(rate, highest.get(speaker, 0))
+    low = [speaker for speaker, rate in highest.items() if rate < SAMPLE_RATE]
+    if low and len(low) < len(highest):
+        first = low[0]
+        print(
+            f"{one_line(corpus)}: {len(low)} of {len(highest)} speakers have only recordings"
+            f" below {SAMPLE_RATE} Hz, such as {first} ({highest[first]} Hz): a model may"
+            " learn the missing high frequencies instead of the voices; leave them out, or"
+            " add recordings of other speakers like them"
         )
 
 

@@ -10,7 +10,7 @@ source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
 task=sv             # sv|ssl|distil: verification, the same without labels, or learned from --teacher
-model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
+model=              # NAME: conf/NAME.yaml, or one of its variants (default: campplus_tiny, or that of --init)
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
 init=               # MODEL: fine-tune this experiment, model folder or hub:NAME
@@ -31,9 +31,10 @@ parse_options "${BASH_SOURCE[0]}" "$@"
 if ((folds > 1)) && [[ -z $init || $task$large_margin$job$nnodes != sv ]]; then
   die '--folds: needs --init, and one host; not with --task ssl, --large-margin or --job'
 fi
+if [[ -n $init && -n $model && $task == sv ]]; then die "--model $model: --init has a model of its own; leave it out"; fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
+config=("${model:=campplus_tiny}" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
 if [[ -n $init && $task == sv ]]; then
   if [[ $init == hub:* && $dry_run == false ]]; then init=$(run speakerlab import "$init"); fi
   init=${init%/} name=${init%/model} name=${name##*[/:]}_own_data
@@ -72,8 +73,7 @@ if stage 1 'data directories'; then
 fi
 
 if stage 2 'decode and pack audio'; then
-  run speakerlab pack "$data/train" "${stored[@]}" --sample-rate "$rate" --allow-rejected "$allow_rejected" \
-    ${job:+--job "$job"}
+  run speakerlab pack "$data/train" "${stored[@]}" --sample-rate "$rate" --allow-rejected "$allow_rejected" ${job:+--job "$job"}
   if [[ ! -f $too_few ]]; then banks+=("$data/test"); fi
   if ((${#banks[@]})); then
     run speakerlab check "${banks[@]}" --sample-rate "$rate" --decode --allow-rejected "$allow_rejected"

@@ -39,6 +39,7 @@ class Facts:
     channel: int  # the first that is not silent, from 0
     digest: str  # of the samples of this channel
     differs: bool  # another channel has other sound
+    sample_rate: int  # of the file
     doubt: str | None  # why this channel may be no speech
 
 
@@ -133,6 +134,7 @@ def examine(path: Path) -> Facts | str:
         channel=channel,
         digest=hashlib.blake2b(wave_S.tobytes(), digest_size=16).hexdigest(),
         differs=has_other_sound(wave_SC, channel),
+        sample_rate=rate,
         doubt=doubt,
     )
 

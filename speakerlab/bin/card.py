@@ -18,9 +18,14 @@ def main(arguments: Sequence[str]) -> None:
     args = options.parse_args(arguments)
 
     from speakerlab.experiments.model_card import describe
+    from speakerlab.experiments.results import terminal_width
 
     folder = local(args.model)
-    for name, lines in describe(folder):
+    # On a terminal, tables are broken to fit beside the labels.
+    width = terminal_width()
+    if width is not None:
+        width -= LABEL_WIDTH + len(GAP)
+    for name, lines in describe(folder, width=width):
         # Print the label only before its first line.
         label = name
         for line in lines:

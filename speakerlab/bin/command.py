@@ -73,7 +73,8 @@ class Parser(argparse.ArgumentParser):
             first = unrecognized.split()[0]
             misspelt = first.partition("=")[0]
         options = list(self._option_string_actions)
-        hint = nearest(misspelt, options, otherwise="see --help")
+        # Options are short: any two have some letters in common.
+        hint = nearest(misspelt, options, otherwise="see --help", cutoff=0.6)
         sys.stderr.write(f"{self.prog}: {message.removeprefix('argument ')}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
 

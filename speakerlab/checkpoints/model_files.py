@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speakerlab.checkpoints.catalogue import near_miss
+from speakerlab.checkpoints.catalogue import PREFIX, near_miss
 from speakerlab.config.layers import flatten, merge_layers
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.core.tuning import Tuning
@@ -64,7 +64,19 @@ def find_model(path: Path) -> Path:
             "its training has not ended: wait for it, or run its command again, which"
             " continues it"
         )
-    if not path.exists():
+    if path.suffix == ".onnx":
+        fix = (
+            "this command needs the folder of the model that it was exported from;"
+            " `speakerlab embed`, `verify`, `enroll`, `identify` and `diarize` take"
+            " .onnx files"
+        )
+    if str(path).startswith(PREFIX):
+        problem = "is not a folder"
+        fix = (
+            f"run `speakerlab import {path} --out DIR`, and give this folder to the"
+            " command"
+        )
+    elif not path.exists():
         problem = "does not exist"
         # The user may have left out "hub:".
         fix = near_miss(str(path)) or fix

@@ -10,12 +10,17 @@ MAX_LINES_PER_KIND = 5
 
 
 def nearest(
-    word: str, names: Iterable[str], *, otherwise: str = "", prefix: str = ""
+    word: str,
+    names: Iterable[str],
+    *,
+    otherwise: str = "",
+    prefix: str = "",
+    cutoff: float = 0.4,
 ) -> str:
     """Return the hint that ends an error line: the name most like `word`, else all names.
 
     otherwise: the hint if no name is similar. prefix: text before a similar name, such as the
-    section of a key.
+    section of a key. cutoff: least similarity, from 0 to 1.
     """
     # Ignore case and the dashes of an option.
     name_of: dict[str, str] = {}
@@ -23,7 +28,7 @@ def nearest(
         bare_name = name.lower().lstrip("-")
         name_of[bare_name] = name
     wanted = word.lower().lstrip("-")
-    similar = difflib.get_close_matches(wanted, name_of, n=1, cutoff=0.4)
+    similar = difflib.get_close_matches(wanted, name_of, n=1, cutoff=cutoff)
     if similar:
         (bare_name,) = similar
         return f"; did you mean {prefix}{name_of[bare_name]}?"

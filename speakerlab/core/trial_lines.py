@@ -11,6 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 
@@ -85,6 +88,37 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
             yield number, enrol_id, test_id, TRUTH[label.lower()]
 
 
+def add_repeats(
+    faults: Faults,
+    path: Path,
+    *,
+    ids: tuple[Sequence[str], Sequence[str]],
+    enrol_N: ArrayLike,
+    test_N: ArrayLike,
+    line_N: Sequence[int],
+) -> None:
+    """Add the lines that repeat a pair to `faults`.
+
+    ids: enrolment ids and test ids. enrol_N, test_N: index of the ids of each trial, in the order
+    of the lines. line_N: its line.
+    """
+    enrol_ids, test_ids = ids
+    pair_N = np.asarray(enrol_N, dtype=np.int64) * len(test_ids) + np.asarray(test_N)
+    # Equal pairs become neighbours, in the order of their lines.
+    order_N = np.argsort(pair_N, kind="stable")
+    ascending_N = pair_N[order_N]
+    is_repeated = ascending_N[1:] == ascending_N[:-1]
+    for place in np.flatnonzero(is_repeated):
+        earlier = order_N[place]
+        later = order_N[place + 1]
+        enrol, test = divmod(int(pair_N[later]), len(test_ids))
+        faults.add(
+            "duplicate trials",
+            f"{path}:{line_N[later]}: {enrol_ids[enrol]} {test_ids[test]} repeats line"
+            f" {line_N[earlier]}; keep one of them",
+        )
+
+
 def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format, int]:
     """Return the fields of each line, their format, and the number of lines before them."""
     first = stream.readline()
@@ -106,10 +140,10 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format,
     if first and len(matches) != 1:
         problem = "can be read in two ways" if matches else "is not a trial"
         format_names = "', '".join(FORMATS)
-        raise ValueError(
-            f"{path}:1: {' '.join(fields)!r} {problem}; write '{format_names}', or a table"
-            " whose header names enrol, test and label"
-        )
+        fix = f"write '{format_names}', or a table whose header names enrol, test and label"
+        if len(fields) > 2 and not matches:
+            fix += "; give paths with blanks an id without blanks, in a wav.scp"
+        raise ValueError(f"{path}:1: {' '.join(fields)!r} {problem}; {fix}")
     rows = map(str.split, chain([first], stream))
     # For an empty file, any format is fine.
     row_format = matches[0] if matches else TABLE

@@ -4,17 +4,19 @@ Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; with
 rooms) only the audio is checked.
 """
 
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import count, product
 from operator import itemgetter
 from pathlib import Path
 
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
-from speakerlab.core.trial_lines import read_trial_lines
+from speakerlab.core.trial_lines import add_repeats, read_trial_lines
 from speakerlab.data import audio, levels, tables
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
@@ -369,13 +371,31 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
     # Id -> number of the first line that needs it.
     enrol_lines: dict[str, int] = {}
     utterance_lines: dict[str, int] = {}
+    # Id -> index, in order of appearance; and for each trial, its indices and its line.
+    enrol_index = defaultdict[str, int](count().__next__)
+    test_index = defaultdict[str, int](count().__next__)
+    enrol_N = array("i")
+    test_N = array("i")
+    line_N = array("i")
     try:
         for number, enrol_id, test_id, _ in read_trial_lines(path, faults):
             enrol_lines.setdefault(enrol_id, number)
             utterance_lines.setdefault(test_id, number)
+            enrol_N.append(enrol_index[enrol_id])
+            test_N.append(test_index[test_id])
+            line_N.append(number)
     except ValueError as error:
         faults.add("unreadable lists", str(error))
         return
+    # Scoring would refuse them, after the training.
+    add_repeats(
+        faults,
+        path,
+        ids=(list(enrol_index), list(test_index)),
+        enrol_N=enrol_N,
+        test_N=test_N,
+        line_N=line_N,
+    )
 
     # An enrolment id is an utterance, or a model of several utterances.
     for enrol_id, number in enrol_lines.items():

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
+from speakerlab.checkpoints.model_files import (
+    find_model,
+    read_calibration,
+    read_card,
+    read_settings,
+)
 from speakerlab.data.tables import ABOUT, read_about
 from speakerlab.experiments.results import (
     Row,
@@ -38,8 +43,8 @@ def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
     return stated
 
 
-def describe(path: Path) -> Rows:
-    """Return the rows of a model's card.
+def describe(path: Path, *, width: int | None = None) -> Rows:
+    """Return the rows of a model's card; width: of the tables of results, None for any.
 
     The results are this model's rows of the experiment's results.json, selected by its sha256. For
     a fine-tuned model, the training data are the data of the fine-tuning.
@@ -69,7 +74,8 @@ def describe(path: Path) -> Rows:
         "front end": [", ".join(front_end)],
         "sha256": [card["sha256"]],
         "commit": [card.get("commit")],
-        "results": _results(results_path, card["sha256"]),
+        "calibration": [_calibration(path)],
+        "results": _results(results_path, card["sha256"], width),
     }
     rows: Rows = []
     for name, values in stated.items():
@@ -139,7 +145,19 @@ def _training_data(card: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _results(path: Path, sha256: str) -> list[str]:
+def _calibration(path: Path) -> str:
+    """Return the threshold of decisions and what it was learned from."""
+    calibration = read_calibration(find_model(path))
+    if calibration is None:
+        return "none; `speakerlab calibrate` learns one"
+    num_trials = calibration.num_target + calibration.num_nontarget
+    return (
+        f"threshold {calibration.threshold:.4f} at an EER of {percent(calibration.eer)} %,"
+        f" learned from {num_trials:,} trials ({calibration.source})"
+    )
+
+
+def _results(path: Path, sha256: str, width: int | None) -> list[str]:
     """Return the tables of trial lists and of identification, and the protocol of each row."""
     # The experiment may hold results of an earlier model, too.
     verified: list[Row] = []
@@ -153,9 +171,9 @@ def _results(path: Path, sha256: str) -> list[str]:
 
     lines: list[str] = []
     if verified:
-        lines += format_table(verified).splitlines()
+        lines += format_table(verified, width).splitlines()
     if identified:
-        lines += format_identification(identified).splitlines()
+        lines += format_identification(identified, width).splitlines()
     for row in verified:
         lines.append(f"{row['trials']}, {row['backend']}: {row['protocol']}")
     for row in identified:

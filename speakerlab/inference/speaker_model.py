@@ -20,6 +20,7 @@ import numpy as np
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.faults import Faults
 from speakerlab.core.process import was_forked
 from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows, group_rows
@@ -345,7 +346,8 @@ class SpeakerModel:
         """Enrol a speaker as the mean embedding of recordings; replace a speaker of the same name.
 
         sources: a recording or a list of them; all have the same weight. Raises ValueError if none
-        has speech, or the other speakers were enrolled by another model.
+        has speech, or the other speakers were enrolled by another model; the error of a recording
+        that cannot be read, or a ValueError that lists all of them.
         """
         # Only list and tuple: an array is a sequence too, but a single recording.
         is_list = isinstance(sources, list | tuple)
@@ -378,7 +380,7 @@ class SpeakerModel:
 
         # Read when their turn comes, so that many recordings need little memory.
         reads = [partial(read, recording) for recording in recordings]
-        emb_ND = self.embed_many(reads, check_levels=False)
+        emb_ND = self._embed_all(reads)
         # From noise or silence, the model would make a speaker who resembles all noise.
         if not can_decide(max(all_seconds)):
             raise ValueError(
@@ -607,6 +609,27 @@ class SpeakerModel:
             )
             for index, emb_D in zip(batch, emb_BD):
                 yield rows[index], emb_D
+
+    def _embed_all(self, sources: Sequence[Any]) -> np.ndarray:
+        """Return emb_ND of all sources; if some cannot be embedded, one error lists them."""
+        results = sorted(
+            self.embed_each(sources, check_levels=False),
+            key=lambda result: result[0],
+        )
+        errors: list[Exception] = []
+        embeddings: list[np.ndarray] = []
+        for _, result in results:
+            if isinstance(result, Exception):
+                errors.append(result)
+            else:
+                embeddings.append(result)
+        if len(errors) == 1:
+            raise errors[0]
+        faults = Faults()
+        for error in errors:
+            faults.add("recordings that cannot be used", str(error))
+        faults.raise_if_any()
+        return np.stack(embeddings)
 
     def _embed_speech(
         self, source: Any, sample_rate: int | None, channels: Channels

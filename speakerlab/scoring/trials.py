@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import show_invisible
-from speakerlab.core.trial_lines import read_trial_lines
+from speakerlab.core.trial_lines import add_repeats, read_trial_lines
 
 # A block that fits in the cache: larger blocks take twice as long to split.
 LINES_AT_ONCE = 2_048
@@ -117,28 +117,14 @@ def read_trials(path: str | Path) -> Trials:
         is_target_N=np.frombuffer(is_target_N, np.bool_),
     )
     # The trials are consecutive lines, after the header of a table.
-    lines_before = last_number - len(trials)
-    _refuse_duplicates(trials, path, lines_before=lines_before)
-    return trials
-
-
-def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None:
-    """Raise ValueError with the lines that repeat a pair."""
-    enrol_N = trials.enrol_N.astype(np.int64)
-    pair_N = enrol_N * len(trials.test_ids) + trials.test_N
-    # Equal pairs become neighbours, in the order of their lines.
-    order_N = np.argsort(pair_N, kind="stable")
-    ascending_N = pair_N[order_N]
-    is_repeated = ascending_N[1:] == ascending_N[:-1]
-    faults = Faults()
-    for place in np.flatnonzero(is_repeated):
-        earlier = order_N[place]
-        later = order_N[place + 1]
-        enrol_id = trials.enrol_ids[trials.enrol_N[later]]
-        test_id = trials.test_ids[trials.test_N[later]]
-        faults.add(
-            "duplicate trials",
-            f"{path}:{later + 1 + lines_before}: {enrol_id} {test_id} repeats line "
-            f"{earlier + 1 + lines_before}; keep one of them",
-        )
+    first_number = last_number - len(trials) + 1
+    add_repeats(
+        faults,
+        path,
+        ids=(trials.enrol_ids, trials.test_ids),
+        enrol_N=trials.enrol_N,
+        test_N=trials.test_N,
+        line_N=range(first_number, last_number + 1),
+    )
     faults.raise_if_any(f"{path}: refused, a trial may occur once")
+    return trials

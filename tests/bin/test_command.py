@@ -35,6 +35,8 @@ from speakerlab.data import audio
             "speakerlab plan",
             ["--hardware; see --help"],
         ),
+        # No option of `plan` is like it.
+        (plan.parse, ["--json"], "speakerlab plan", ["--json; see --help"]),
         (train.parse, ["--set", "a=--b"], "speakerlab train", ["--exp, --config"]),
         (
             extract.parse,

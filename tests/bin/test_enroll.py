@@ -3,7 +3,7 @@
 import shutil
 
 from models_on_disk import CALIBRATION
-from refusals import refuses
+from refusals import refused, refuses
 from voices import RATE, make_wave
 
 import speakerlab
@@ -62,6 +62,23 @@ def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     identify.main([third, *model])
     *_, decision = printed_lines(capsys)
     assert decision.startswith("decision: none")
+
+
+def test_every_recording_that_cannot_be_used_is_named(tmp_path, make_exp):
+    exp = make_exp("exp")
+    team = tmp_path / "team.safetensors"
+    options = ["--model", str(exp), "--speakers", str(team), "--device", "cpu"]
+    good = tmp_path / "good.wav"
+    audio.write(good, make_wave(0, 0, 1.0), RATE)
+    broken = tmp_path / "broken.wav"
+    broken.write_text("no sound")
+    missing = tmp_path / "missing.wav"
+    with refuses(str(missing), error=FileNotFoundError):
+        enroll.main(["ann", str(good), str(missing), *options])
+    with refuses(str(broken)) as caught:
+        enroll.main(["ann", str(broken), str(good), str(missing), *options])
+    assert refused(str(caught.value), str(missing))
+    assert not team.exists()
 
 
 def test_changes_of_other_commands_meanwhile_are_kept(tmp_path, make_exp, monkeypatch):

@@ -314,6 +314,18 @@ def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_pat
             run_extract(exp, data)
         exp.mkdir(exist_ok=True)
 
+    # Other forms of a model, which commands for recordings take.
+    onnx = tmp_path / "m.onnx"
+    onnx.touch()
+    with refuses(str(onnx), "folder of the model", error=FileNotFoundError):
+        run_extract(onnx, data)
+    published = Path("hub:campplus-zh-200k")
+    command = f"speakerlab import {published} --out DIR"
+    with refuses(str(published), command, error=FileNotFoundError):
+        run_extract(published, data)
+    with refuses(str(published), command, error=FileNotFoundError):
+        score.main(["--exp", str(published), "--trials", str(data / "trials")])
+
     exp = make_exp("a")
     fresh = Path(shutil.copytree(data, tmp_path / "fresh"))
     (fresh / "utt2dur").unlink()

@@ -311,6 +311,10 @@ def test_trials_are_checked_in_every_format_that_is_scored(folder: Path, text):
     (line,) = refusal(folder)
     number = len(text.splitlines())
     assert refused(line, f"{folder}/trials:{number}", "ghost")
+    # A pair that scoring would refuse, after the training.
+    (folder / "trials").write_text(text.format(last="spk0-1"))
+    (line,) = refusal(folder)
+    assert refused(line, f"{folder}/trials:{number}", f"repeats line {number - 1}")
     (folder / "trials").write_text(text.format(last="spk1-0"))
     check_data_dirs([folder])
 

@@ -276,6 +276,24 @@ def test_sound_that_may_be_no_speech_is_one_line(prepare, tmp_path):
     assert len(names_of(tmp_path / "data")) == 4
 
 
+def test_speakers_with_low_rates_alone_are_one_line(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 3)
+    low = f"{corpus}: 2 of 5 speakers have only recordings below 16000 Hz, such as call"
+    for number, rate in enumerate((8000, 11025)):
+        folder = corpus / f"call {number}"
+        folder.mkdir()
+        audio.write(folder / "a.wav", make_wave(7 + number, 1, 0.5, rate), rate)
+    # A speaker with both is told from the others by the voice, too.
+    audio.write(corpus / "who 0/low.wav", make_wave(0, 9, 0.5, 8000), 8000)
+    assert low in prepare("own", corpus, tmp_path / "data")
+    for number in range(3):
+        shutil.rmtree(corpus / f"who {number}")
+    # All of one kind: the rate tells nothing.
+    audio.write(corpus / "call 0/b.wav", make_wave(7, 2, 0.5, 8000), 8000)
+    assert "only recordings below" not in prepare("own", corpus, tmp_path / "low")
+
+
 @pytest.mark.parametrize("rate", [RATE, 44100])
 def test_the_channel_with_sound_is_used(prepare, tmp_path, rate):
     soundfile = pytest.importorskip("soundfile")

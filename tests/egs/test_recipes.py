@@ -655,6 +655,16 @@ def test_folds_need_a_model_and_one_host(options):
     assert refused(done.stderr, "--folds", "--init")
 
 
+def test_an_initial_model_has_its_own_settings():
+    done = run("own", "--init", "/m", "--model", "eres2net", "--dry-run")
+    assert done.returncode == 1
+    assert refused(done.stderr, "--model eres2net", "--init")
+    # Without labels, the settings are not those of the initial model.
+    options = ("--init", "/m", "--model", "eres2net", "--task", "ssl")
+    (train,) = dry_stage("own", 3, *options)
+    assert layers_of(train)[0] == "eres2net"
+
+
 @pytest.mark.parametrize("options", REFUSED)
 def test_wrong_options_are_refused_in_one_line(options):
     done = run("mini", *options.split(), "--dry-run")

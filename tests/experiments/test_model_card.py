@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from models_on_disk import CALIBRATION, publish_xvector
 from refusals import refuses
 from result_rows import identified, row
 
@@ -34,6 +35,7 @@ def test_what_is_unknown_is_not_stated(tmp_path, make_config):
     assert stated["model"] == ["campplus, 1.80 M parameters, 192 dimensions"]
     assert stated["front end"] == ["sample_rate 16000, num_mel_bins 80"]
     assert stated["sha256"] == [SHA]
+    assert stated["calibration"] == ["none; `speakerlab calibrate` learns one"]
     config = make_config()
     model = tmp_path / "model"
     embedder = build_embedder(config)
@@ -143,3 +145,14 @@ def test_results_of_this_model_with_interval_cost_and_protocol(inside, tmp_path)
         "mini, cosine: all pairs of 20 unseen voices",
         "test: by hand",
     ]
+    # On a narrow terminal, the tables are broken.
+    narrow = dict(describe(exp / inside, width=60))["results"]
+    tables = narrow[:-2]
+    assert max(map(len, tables)) <= 60 < max(map(len, lines[:-2]))
+
+
+def test_the_threshold_is_on_the_card(tmp_path):
+    exp = publish_xvector(tmp_path, CALIBRATION)
+    (line,) = dict(describe(exp))["calibration"]
+    for value in ("0.5000", "5.00 %", "110 trials", "made up"):
+        assert value in line

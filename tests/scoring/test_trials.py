@@ -68,6 +68,8 @@ def test_a_list_of_several_pieces(tmp_path):
         ("a b target\n\nc d target\n", ":2", "blank"),
         ("a b target extra\n", ":1", "'a b target extra'"),
         ("a b yes\n", ":1", "'a b yes'"),
+        ("my a.wav my b.wav target\n", ":1", "wav.scp"),
+        ("my a.wav b.wav\n", ":1", "wav.scp"),
         ("1 a 0\n", ":1", "'1 a 0' can be read in two ways"),
         ("a b 1\nb c 0\na b 0\n", ":3", "a b repeats line 1"),
         ("", "", "no trials"),
