@@ -136,9 +136,9 @@ def _config_of(file: Path) -> Path | None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by name, on the CPU. Runs no code from the file.
 
-    The file is safetensors, or what `torch.save` writes. Removes the "state_dict" or "model" that
-    training puts around them, and the "module." of data-parallel training. Raises ValueError, one
-    line, for any other content.
+    The file is safetensors, or what `torch.save` writes. Removes the dictionaries that training
+    puts around them, such as "state_dict", and the "module." of data-parallel training. Raises
+    ValueError, one line, for any other content.
     """
     refuse_substitute(path)
     if SHARD.fullmatch(path.name):
@@ -149,12 +149,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     read = published.read_tensors if _is_safetensors(path) else _load_pickled
     content: Any = read(path)
 
-    for key in WRAPPERS:
-        if not isinstance(content, Mapping):
-            break
-        inner = content.get(key)
-        if isinstance(inner, Mapping):
-            content = inner
+    content = _unwrapped(content)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(
             f"{path}: is not a dictionary of tensors, but a {type(content).__name__}"
@@ -168,6 +163,29 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): tensors[name] for name in tensors}
     return tensors
+
+
+def _unwrapped(content: Any) -> Any:
+    """Return the dictionary of tensors within the dictionaries that a training puts around it."""
+    for key in WRAPPERS:
+        if not isinstance(content, Mapping):
+            return content
+        inner = content.get(key)
+        if isinstance(inner, Mapping):
+            content = inner
+    # Under any other name, such as "net", if it is the only one: of two models, nobody knows which.
+    if isinstance(content, Mapping):
+        models: list[Any] = []
+        for value in content.values():
+            is_model = isinstance(value, Mapping) and bool(value)
+            if is_model and all(
+                isinstance(tensor, Tensor) for tensor in value.values()
+            ):
+                models.append(value)
+        has_tensors = any(isinstance(value, Tensor) for value in content.values())
+        if len(models) == 1 and not has_tensors:
+            return models[0]
+    return content
 
 
 def _is_safetensors(path: Path) -> bool:

@@ -27,6 +27,8 @@ def with_prefix(prefix: str) -> dict[str, torch.Tensor]:
         {"model": TENSORS, "optimizer": {"lr": 0.1}, "step": torch.tensor(3)},
         {"model_state_dict": with_prefix("module."), "loss": 0.5},
         {"state_dict": {"model": TENSORS}},
+        {"net": TENSORS, "optimizer": {"state": {0: {"step": 1}}}, "epoch": 3},
+        {"model_ema": with_prefix("module."), "args": {"lr": 0.1}},
         with_prefix("module._orig_mod."),
         with_prefix("_orig_mod.module."),
         {"state_dict": with_prefix("model."), "pytorch-lightning_version": "2.4"},
@@ -176,6 +178,12 @@ def test_a_pickled_model_is_named_with_the_way_out(tmp_path):
         torch.save(content, path)
         with refuses(str(path), "torch.nn.modules.linear.Linear", "state_dict()"):
             read_tensors(path)
+
+
+def test_of_two_models_none_is_chosen(tmp_path):
+    torch.save({"student": TENSORS, "teacher": TENSORS}, tmp_path / "a.pt")
+    with refuses(str(tmp_path / "a.pt"), "'student'", "save the tensors alone"):
+        read_tensors(tmp_path / "a.pt")
 
 
 def test_tensors_of_8_bits_are_refused(tmp_path):
