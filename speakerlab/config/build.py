@@ -254,6 +254,11 @@ def crops_each(config: Config) -> int:
     return build_views(config).crops_each
 
 
+def views_each(config: Config) -> int:
+    """Return the number of rows of a batch that are augmentations of one crop."""
+    return config.distil.views if config.task == "distil" else 1
+
+
 def batch_unit(config: Config) -> tuple[str, str]:
     """Return the unit of the batch size, "crop" or "utterance", and a text with its length."""
     views = config.views

@@ -269,6 +269,18 @@ class Config(Section):
                 "augment.speeds: the target of an utterance is not that of its voice at"
                 " another speed; set augment.speeds=[1.0], or distil.targets=crop"
             )
+        views = self.distil.views
+        shares_targets = self.distil.targets == "crop" and self.distil.hears == "clean"
+        if views > 1 and not shares_targets:
+            raise ValueError(
+                f"distil.views: {views} augmentations of a crop share a target only with"
+                " distil.targets=crop and distil.hears=clean; set it to 1"
+            )
+        if self.training.global_batch % views:
+            raise ValueError(
+                f"distil.views: {views} does not divide training.global_batch,"
+                f" {self.training.global_batch}; change one of them"
+            )
         if self.training.freeze_epochs:
             raise ValueError(
                 "training.freeze_epochs: without a head alone to train, nothing would"

@@ -93,6 +93,9 @@ class DistilConfig(Section):
     # With `crop`. clean: the crop in its changed voice, without room, noise and channel. augmented:
     # what the student hears.
     hears: Literal["clean", "augmented"] = "clean"
+    # With `crop` and `clean`: a batch has so many augmentations of each crop, and the teacher hears
+    # the crop only once.
+    views: Count = 1
     # Weights of losses/distillation.py.
     losses: dict[Label, NotNegative] = {"cosine": 1.0, "relations": 4.0}
     temperature: Positive = 0.1  # of the loss `contrast`

@@ -17,7 +17,7 @@ Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: 
 P entries of an epoch, T frames, F mel bins, D dimensions of a teacher.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,10 +111,10 @@ class TrainCrops(Dataset[Crop]):
     crop_frames: number of frames of a crop, to read from stored features, which have one speed; 0
         reads the waveform instead.
     frame_shift: samples from one stored frame to the next.
-    crops_each: number of crops of one utterance, at consecutive positions. They share one speed,
-        because a speaker at another speed is another class.
-    clean_crops: number of these crops, from the first one on, that are not augmented except by
-        their speed.
+    crops_each: number of crops of one entry, at consecutive positions.
+    shared_draws: names of the draws that these crops share, such as their speed, because a speaker
+        at another speed is another class. "crop" is the draw of the place: they are then one crop.
+    clean_crops: number of these crops, from the first one on, that have only shared draws.
     target_ND: a teacher's embedding of each utterance.
     """
 
@@ -132,6 +132,7 @@ class TrainCrops(Dataset[Crop]):
         crop_frames: int = 0,
         frame_shift: int = 1,
         crops_each: int = 1,
+        shared_draws: Collection[str] = ("speed",),
         clean_crops: int = 0,
         target_ND: np.ndarray | None = None,
     ) -> None:
@@ -145,6 +146,7 @@ class TrainCrops(Dataset[Crop]):
         self.crop_frames = crop_frames
         self.frame_shift = frame_shift
         self.crops_each = crops_each
+        self.shared_draws = shared_draws
         self.clean_crops = clean_crops
         self.target_ND = target_ND
 
@@ -168,19 +170,17 @@ class TrainCrops(Dataset[Crop]):
     def draw(self, slot: Slot) -> Crop:
         """Return a crop with all its draws, but without samples."""
         epoch, position, row = slot
-        number = position % self.crops_each  # among the crops of this utterance
+        number = position % self.crops_each  # among the crops of this entry
+        first_slot = (epoch, position - number, row)
         is_clean = number < self.clean_crops
 
         crop_draws: dict[str, Draw] = {}
         for name, draw_values in self.draw_functions.items():
-            if name == "speed":
-                # All crops of the utterance use the draw of the first one.
-                first_slot = (epoch, position - number, row)
-                draw = draw_values(self._seek(name, first_slot))
-            elif is_clean:
-                draw = None
-            else:
-                draw = draw_values(self._seek(name, slot))
+            is_shared = name in self.shared_draws
+            if is_clean and not is_shared:
+                continue
+            # What is shared is drawn for the first crop, and again, the same, for the others.
+            draw = draw_values(self._seek(name, first_slot if is_shared else slot))
             if draw is not None:
                 crop_draws[name] = draw
 
@@ -189,7 +189,8 @@ class TrainCrops(Dataset[Crop]):
         speed_index = _speed_index(crop_draws)
         num_samples = int(self.manifest.num_samples_N[row])
         last_start = max(num_samples - self.read_samples[speed_index], 0)
-        fraction = self._seek("crop", slot).random()  # in [0, 1)
+        place_slot = first_slot if "crop" in self.shared_draws else slot
+        fraction = self._seek("crop", place_slot).random()  # in [0, 1)
         first = int(fraction * (last_start + 1))
 
         speaker = self.manifest.speaker_N[row]

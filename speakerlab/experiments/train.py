@@ -318,6 +318,7 @@ def build_crop_targets(
         teaching.teacher,
         task.augment,
         hears_clean=config.distil.hears == "clean",
+        views=build.views_each(config),
     )
 
 

@@ -43,6 +43,15 @@ class TrainBatches:
 
     def __post_init__(self) -> None:
         config = self.config
+        # Rows of a batch for each entry of the order.
+        self.views_each = build.views_each(config)
+        self.crops_each = build.crops_each(config) * self.views_each
+        self.shared_draws = shared_draws(self.augment, same_crop=self.views_each > 1)
+        if self.plan.micro_batch % self.views_each:
+            raise ValueError(
+                f"distil.views: {self.views_each} does not divide the micro-batch,"
+                f" {self.plan.micro_batch} crops; set runtime.micro_batch to a multiple"
+            )
         # All attempts have the same number of steps per epoch, in different orders.
         self.order = self.order_of(attempt=0)
         # With epoch_hours, the user asked for a repeated corpus.
@@ -79,10 +88,10 @@ class TrainBatches:
             order,
             start_step=step,
             stop_step=self.config.training.num_epochs * order.steps_per_epoch,
-            micro_batch=self.plan.micro_batch,
+            micro_batch=self.plan.micro_batch // self.views_each,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
-            crops_each=build.crops_each(self.config),
+            crops_each=self.crops_each,
         )
         return train_loader(
             self.crops_of(attempt=attempt),
@@ -113,7 +122,8 @@ class TrainBatches:
         return EpochOrder(
             train.num_samples_N,
             crop_samples=build.crop_samples(self.config),
-            global_batch=training.global_batch,
+            # The order has an entry for each crop; its views are rows of the same batch.
+            global_batch=training.global_batch // self.views_each,
             seed=self.config.seed,
             attempt=attempt,
             epoch_samples=epoch_samples,
@@ -135,11 +145,24 @@ class TrainBatches:
             label_KN=row_labels(config, self.corpus, self.classes),
             seed=config.seed,
             attempt=attempt,
-            crops_each=build.crops_each(config),
+            crops_each=self.crops_each,
+            shared_draws=self.shared_draws,
             # The first views of an utterance, which are not augmented.
             clean_crops=config.views.clean if config.task == "ssl" else 0,
             target_ND=self.target_ND,
         )
+
+
+def shared_draws(augment: Augment, *, same_crop: bool) -> set[str]:
+    """Return the names of the draws that all crops of an entry share: those of their voice.
+
+    same_crop: they also begin at the same sample.
+    """
+    names = {"crop"} if same_crop else set()
+    for name, augmentation in augment.augmentations.items():
+        if augmentation.changes_voice:
+            names.add(name)
+    return names
 
 
 def count_workers(

@@ -3,7 +3,8 @@
 The teacher is no part of the task, which a checkpoint holds and DDP wraps: its embeddings arrive
 with the batch, as targets. The loader reads them from a table, or `Inputs` asks the teacher.
 
-Letters: B rows, S samples, T frames, F mel bins, D dimensions of the teacher.
+Letters: B rows, C crops of which a batch has views, S samples, T frames, F mel bins, D dimensions
+of the teacher.
 """
 
 from functools import partial
@@ -31,20 +32,31 @@ class CropTargets:
     """The teacher's embeddings of the crops of a batch.
 
     augment: as of the task. hears_clean: the teacher hears crops in the voice that was drawn, but
-    without room, noise and channel; else it hears what the student hears.
+    without room, noise and channel; else it hears what the student hears. views: so many rows of a
+    batch, one after the other, are augmentations of one crop.
     """
 
-    def __init__(self, teacher: Teacher, augment: Any, *, hears_clean: bool) -> None:
+    def __init__(
+        self,
+        teacher: Teacher,
+        augment: Any,
+        *,
+        hears_clean: bool,
+        views: int = 1,
+    ) -> None:
         self.teacher = teacher
         self.augment = augment
         self.hears_clean = hears_clean
+        self.views = views
 
     @torch.no_grad()
     def __call__(self, batch: Batch, wave_BS: Tensor) -> Tensor:
         """Return target_BD; wave_BS: the crops that the student hears."""
         heard_BS = self.augment.voices(batch) if self.hears_clean else wave_BS
+        # All views of a crop are in the same voice: the teacher hears the first.
         with record_function("step/teacher"):
-            return self.teacher(heard_BS)
+            target_CD = self.teacher(heard_BS[:: self.views])
+        return target_CD.repeat_interleave(self.views, dim=0)
 
 
 class DistillationTask(Task):

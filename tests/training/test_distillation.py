@@ -94,6 +94,7 @@ def rows_of(training, kind):
     [
         [UTTERANCE],
         [AUGMENTED, "distil.projection=drop"],
+        [CLEAN, "distil.views=2", "augment.pitch_prob=0.5"],
         pytest.param([CLEAN, LABELS], marks=pytest.mark.slow),
     ],
 )
@@ -235,6 +236,31 @@ def test_the_teacher_hears_the_drawn_voice_without_the_channel(begin):
     assert not torch.equal(clean.batch.target_BD, augmented.batch.target_BD)
 
 
+def test_the_views_of_a_crop_share_its_place_its_voice_and_its_target(begin):
+    options = ["augment.speeds=[1.0,0.8,1.25]", "augment.pitch_prob=0.5"]
+    inputs = first_inputs(begin("views", CLEAN, "distil.views=4", *options))
+    batch = inputs.batch
+    # As the first crops of a batch of crops with one view, for one of which the teacher is asked.
+    settings = ["training.global_batch=2", "distil.losses={cosine: 1}"]
+    alone = first_inputs(begin("alone", CLEAN, *settings, *options)).batch
+    row_CV = batch.row_B.unflatten(0, (2, 4))
+    target_CVD = batch.target_BD.unflatten(0, (2, 4))
+    assert torch.equal(row_CV[:, 0], alone.row_B)
+    assert (row_CV == row_CV[:, :1]).all()
+    assert (target_CVD == target_CVD[:, :1]).all()
+    assert not torch.equal(target_CVD[0, 0], target_CVD[1, 0])
+    # The telephone is drawn for each view.
+    x_CVS = inputs.x_B.unflatten(0, (2, 4))
+    differs_CV = (x_CVS != x_CVS[:, :1]).any(dim=2)
+    assert differs_CV.any()
+
+    # Without an augmentation of their own, they are one crop.
+    plain = ["augment.telephone_prob=0", *options]
+    inputs = first_inputs(begin("plain", CLEAN, "distil.views=4", *plain))
+    x_CVS = inputs.x_B.unflatten(0, (2, 4))
+    assert torch.equal(x_CVS, x_CVS[:, :1].expand_as(x_CVS))
+
+
 def test_an_utterance_has_one_target_whatever_its_crop(begin, teacher):
     import speakerlab
 
@@ -363,6 +389,17 @@ def test_a_resumed_run_keeps_its_teacher(begin, teacher, publish_to, tmp_path):
         (["distil.losses={cosine: 0}"], "all weights are 0"),
         (["training.freeze_epochs=1"], "without a head"),
         (["training.speaker_balance=0.5"], "labels are not used"),
+        (["distil.views=2"], "distil.targets=crop"),
+        (["distil.views=3", CLEAN], "training.global_batch, 8"),
+        (
+            [
+                "distil.views=4",
+                CLEAN,
+                "runtime.micro_batch=2",
+                "distil.losses={cosine: 1}",
+            ],
+            "micro-batch, 2",
+        ),
     ],
 )
 def test_settings_that_do_nothing_are_refused(begin, options, line):
