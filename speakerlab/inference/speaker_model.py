@@ -612,6 +612,7 @@ class SpeakerModel:
 
     def _embed_all(self, sources: Sequence[Any]) -> np.ndarray:
         """Return emb_ND of all sources; if some cannot be embedded, one error lists them."""
+        # By row, because recordings of similar length are embedded together.
         results = sorted(
             self.embed_each(sources, check_levels=False),
             key=lambda result: result[0],
@@ -623,6 +624,7 @@ class SpeakerModel:
                 errors.append(result)
             else:
                 embeddings.append(result)
+        # A single error keeps its type, such as FileNotFoundError.
         if len(errors) == 1:
             raise errors[0]
         faults = Faults()
