@@ -108,12 +108,11 @@ class TrainCrops(Dataset[Crop]):
         The device changes the speed, and applies the other draws.
     crop_samples: length of a crop after its speed has been changed.
     label_KN: class of speaker n at speed k.
-    crop_frames: number of frames of a crop, to read from stored features, which have one speed; 0
-        reads the waveform instead.
+    crop_frames: 0 reads waves. Else so many frames are read from stored features, at their speed.
     frame_shift: samples from one stored frame to the next.
     crops_each: number of crops of one entry, at consecutive positions.
     shared_draws: names of the draws that these crops share, such as their speed, because a speaker
-        at another speed is another class. "crop" is the draw of the place: they are then one crop.
+        at another speed is another class. With "crop", all of them begin at the same sample.
     clean_crops: number of these crops, from the first one on, that have only shared draws.
     target_ND: a teacher's embedding of each utterance.
     """
@@ -209,6 +208,7 @@ class TrainCrops(Dataset[Crop]):
     def read(self, crop: Crop) -> Crop:
         """Return the crop with its samples, or with its stored frames."""
         if self.crop_frames:
+            # `read_features`, like `read`, repeats what is shorter.
             first_frame = crop.first // self.frame_shift
             feats_TF = self.manifest.read_features(
                 crop.row, first_frame, self.crop_frames
@@ -241,9 +241,9 @@ class TrainCrops(Dataset[Crop]):
         counter takes a sixth of the time of making a generator.
         """
         epoch, position, _ = slot
-        # Philox counts up the first word. The other three differ between any two draws, so no two
-        # draws share a number. The counter is written into `seek_state`, whose buffer stays empty,
-        # and the assignment copies the whole state into Philox.
+        # Philox counts up the first word. The other three differ between any two draws that are not
+        # shared, so no two of them share a number. The counter is written into `seek_state`, whose
+        # buffer stays empty, and the assignment copies the whole state into Philox.
         counter = self.seek_state["state"]["counter"]
         counter[:] = (0, position, epoch, self.name_hashes[name])
         self.generator.bit_generator.state = self.seek_state

@@ -163,8 +163,8 @@ def build_training(
     assert isinstance(embedder, Embedder)  # Task itself takes any module
     is_new = not was_begun(exp_dir)  # there is no checkpoint to resume from
     if is_new:
-        # The file may be left of an earlier run that ended before its first checkpoint. Its weights
-        # might be published as the initial ones of this run.
+        # INITIAL may be left of an earlier run with --init that ended before its first checkpoint.
+        # In a run without --init, nothing would replace it, and its weights might be published.
         ranks.on_first(lambda: (exp_dir / INITIAL).unlink(missing_ok=True))
     # A resumed run takes the weights of its checkpoint instead, later.
     if init is not None and is_new:
@@ -276,9 +276,9 @@ def build_task(
     target_dim: int = 0,
 ) -> Task:
     """Build the task, which computes the loss of a batch, on the CPU."""
-    # Three tasks exchange more than gradients. A large head is split over the ranks; a
-    # self-supervised objective takes statistics over all of them; losses of distillation compare
-    # embeddings of all of them, while a head beside these losses stays whole.
+    # In three cases, ranks exchange more than gradients: a self-supervised objective takes
+    # statistics over all of them, losses of distillation compare embeddings of all of them, and a
+    # large head of any task is split over them.
     needs_exchange = config.task in ("ssl", "distil") or build.is_head_split(
         config, ranks.world_size, num_classes
     )
@@ -299,6 +299,7 @@ def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
     assert isinstance(task, DistillationTask)
     mean_D = torch.from_numpy(teaching.mean_D)
     task.distance.get_buffer("mean_D").copy_(mean_D)
+    # A student whose published embeddings lie in the teacher's space (`distil.projection: keep`).
     if embedder.projection is not None:
         embedder.projection.place(mean_D, torch.tensor(teaching.radius))
 
@@ -370,8 +371,8 @@ def build_state(
         sum_over_ranks=ranks.sum,
     )
     # A model that guesses among n choices has the loss log(n); a lower loss means that it has
-    # learned something. The choices are classes, or a self-supervised objective's prototypes or
-    # views.
+    # learned something. The choices are classes, a self-supervised objective's prototypes or views,
+    # or the targets of a batch in distillation without labels.
     num_choices = len(classes) or build.num_choices(config)
     learning = LearningWatch(
         num_classes=num_choices,
@@ -414,6 +415,7 @@ def build_validation(
             corpus.valid,
             target_ND=task.distance.targets_of(teaching.valid_target_ND),
             project=task.distance.project,
+            # Labels that training does not use still give an EER.
             has_labels=has_labels(config),
         )
     validation = PairValidation(corpus.valid)
@@ -429,7 +431,7 @@ def build_validation(
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
 
-    Where validation has an EER, the model of --init is published instead if its EER is not higher,
+    Where speakers are held out, the model of --init is published instead if its EER is not higher,
     unless training.keep_better is false.
     """
     exp_dir = training.exp_dir
@@ -494,7 +496,8 @@ def publish_result(
         "averaged": list(averaged_steps),
         f"best_valid_{state.metric}": state.best,
     }
-    # Without held-out speech, and in identification, there are no pairs, and no calibration.
+    # Without held-out speech, without labels, and in identification, there are no pairs, and no
+    # calibration.
     pairs: PairValidation | None = None
     if isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the

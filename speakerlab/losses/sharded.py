@@ -275,9 +275,10 @@ class _Comparison:
     # Indices into the rows of this rank; None: all rows in order.
     row_S: Tensor | None
     num_rows: int  # S
-    # Outside of 0..S - 1 where another rank holds the target. Without sampled classes: below 0 if a
-    # lower rank holds it, S or more if a higher one does. So the smaller of two places is the lower
-    # class, which wins if two similarities are equal. With sampled classes: always -1.
+    # The place of each target. Outside of 0..S - 1 where another rank holds it. Without sampled
+    # classes: below 0 if a lower rank holds it, S or more if a higher one does. So the smaller of
+    # two places is the lower class, which `_ShardedSoftmax` needs to know where two similarities
+    # are equal. With sampled classes: always -1.
     place_G: Tensor
     # Rows of `row_S` that do not take part; None: all rows take part.
     is_masked_S1: Tensor | None = None
@@ -482,8 +483,7 @@ def _compare(
     similarity_SG = emb_GD.new_empty(comparison.num_rows, num_embeddings)
     target_similarity_G = emb_GD.new_zeros(num_embeddings)
     minus_inf_G = torch.full_like(target_similarity_G, -torch.inf)
-    # The loop rebinds `largest_G`; it does not change the tensor, which it still needs.
-    largest_G = minus_inf_G
+    largest_G = minus_inf_G.clone()
     largest_place_G = torch.zeros_like(comparison.place_G)
 
     for start, stop in blocks_of(comparison.num_rows):

@@ -336,10 +336,9 @@ class FramewiseLayers(nn.Sequential):
         x_CBT = x_BCT.transpose(0, 1)
         batch_and_frames = x_CBT.shape[1:]
         trains = any(module.training for module in self.modules())
-        # Rows of 16-bit numbers have zeros at the end: cpu/dense.py pads them to a fast length. In
-        # training the zeros are left out, because BatchNorm must not count them in its statistics.
-        # In eval mode they stay: then the rows lie one behind the other in memory, which is faster.
-        # N is then the padded length, and what is computed from the zeros is cut off below.
+        # For inference in 16 bits, cpu/dense.py pads the rows with zeros. With the zeros, rows lie
+        # one behind the other in memory, which is faster; N is then the padded length, and what is
+        # computed from the zeros is cut off below. A BatchNorm that trains must not count them.
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
 
         y_1CN = super().forward(x_CN.unsqueeze(0))

@@ -208,7 +208,7 @@ class Chain:
         return self.plda.enrol_side(table.emb_ND, num_E)
 
     def _test_side(self, table: EmbeddingTable, where: str = DEVELOPMENT) -> np.ndarray:
-        """Return test vectors (T, K); the arguments are those of `_enrol_side`."""
+        """Return test vectors (T, K); `table` and `where` are those of `_enrol_side`."""
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.test_side(table.emb_ND)
@@ -390,7 +390,7 @@ def _learn_transforms(
     """Return the development set after all transforms, and the transforms."""
     transforms: list[Transform] = []
     for step in steps:
-        _require(step, development)
+        _require(step, development)  # `length` requires nothing
         if step == "lda":
             transform = learn_lda(development, dim=lda_dim)
         else:

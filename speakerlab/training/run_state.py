@@ -153,8 +153,8 @@ class RunState:
         self.task.load_state_dict(state["task"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.updater.load_state(state["updater"])
-        # The saved sums are over all ranks. Only rank 0 takes them and the others begin at zero, or
-        # else the sums would count once per rank.
+        # The saved sums are over all ranks. `load` takes them on rank 0 and sets the others' to zero,
+        # or else they would count once per rank.
         self.sums.load(state["sums"])
         self.learning.load_state(state["learning"])
         self.attempt = state["attempt"]

@@ -77,7 +77,7 @@ class OptimizerStep:
         frozen = step < self.schedule.frozen_steps  # only the head learns
         self.begin(step)
 
-        # Each backward pass adds to the gradients.
+        # Each backward pass adds to the gradients, which `updater.step` cleared at its end.
         try:
             for index in range(self.accumulation):
                 # Waits for data. x_B are the waves, (B, S), or stored features, (B, T, F); `batch`
@@ -297,8 +297,8 @@ class AfterStep:
 
         is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
         # In the middle of bad steps, a scheduled checkpoint is left out: a roll-back should return
-        # to one from before them. With `now` it is written anyway, and stays a scheduled one. To
-        # read the number of bad steps waits for a GPU, so it is not read after every step.
+        # to one from before them. With `now` it is written in any case, so there is nothing to ask:
+        # reading the number of bad steps waits for a GPU.
         if is_scheduled and not now:
             has_bad_steps = bool(int(state.updater.bad_in_a_row))
             is_scheduled = not has_bad_steps
@@ -338,6 +338,7 @@ class AfterStep:
     def _judge(self, row: dict[str, Any]) -> None:
         """Warn if the model does not learn; if so configured, save and stop."""
         state = self.state
+        # A row has sums over all ranks, so every rank finds the same problem.
         problem = state.learning.add(state.step, row)
         if problem is None:
             return
