@@ -153,8 +153,8 @@ class RunState:
         self.task.load_state_dict(state["task"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.updater.load_state(state["updater"])
-        # The saved sums are over all ranks. `load` takes them on rank 0 and sets the others' to zero,
-        # or else they would count once per rank.
+        # The saved sums are over all ranks, and would else count once per rank: `load` takes them
+        # on rank 0 alone, and zeros on the others.
         self.sums.load(state["sums"])
         self.learning.load_state(state["learning"])
         self.attempt = state["attempt"]
