@@ -13,7 +13,6 @@ EXP, which is trained on all speakers.
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +24,12 @@ from egs.common.corpus.prepare import write_set
 from egs.common.corpus.sources import absolute
 from egs.common.corpus.trials import group_by_speaker
 from egs.own.prepare import MIN_UTTERANCES, make_trials
-from speakerlab.checkpoints.model_files import CALIBRATION, find_model
+from speakerlab.checkpoints.model_files import (
+    CALIBRATION,
+    find_model,
+    write_calibration,
+)
 from speakerlab.core import done
-from speakerlab.core.atomic import write_json
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.tables import Trial, read_rejected, read_table
 from speakerlab.experiments.embedded import read_embedded
@@ -161,9 +163,11 @@ def pool(data: Path, num_folds: int, exp: Path) -> None:
         np.concatenate(is_target),
         source=f"cross-validation: {len(tested)} speakers in {num_folds} folds",
     )
-    stored = find_model(exp) / CALIBRATION
-    write_json(stored, asdict(learned))
-    print(f"{stored}: threshold {learned.threshold:.4f}, from {learned.source}")
+    folder = find_model(exp)
+    write_calibration(folder, learned)
+    print(
+        f"{folder / CALIBRATION}: threshold {learned.threshold:.4f}, from {learned.source}"
+    )
 
 
 def score(exp: Path, listed: TrialList, *, untrained: bool) -> np.ndarray:

@@ -34,6 +34,8 @@ from egs.own.unfit import Facts, examine_all, find_unfit
 from speakerlab.core.atomic import replacing
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
+from speakerlab.core.leftovers import is_leftover
+from speakerlab.core.reading import describe_case_twins, look_of
 from speakerlab.data import audio, convert
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.convert import read_wave
@@ -55,7 +57,7 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
     faults = Faults()
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
-    folders: dict[str, str] = {}  # speaker -> the folder's name
+    folder_of_look: dict[str, str] = {}  # look of a speaker's name -> the folder's name
     paths, left_out = walk(corpus, audio.ALL_ENDINGS)
     num_with_stem = Counter(path.with_suffix("") for path in paths)
     for path in paths:
@@ -64,17 +66,17 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
         relative = "/".join(parts)
         name = make_id(relative.removesuffix(path.suffix) if is_alone else relative)
         speaker = make_id(parts[0])
-        first = folders.setdefault(speaker, parts[0])
+        first = folder_of_look.setdefault(look_of(speaker), parts[0])
         fault = id_fault(name, path, wavs)
         if len(parts) == 1:
             text = f"{one_line(path)}: not in the folder of a speaker; move it into one"
             faults.add("recordings without a speaker", text)
         elif first != parts[0]:
-            line = (
-                f"{one_line(path)}: speaker {speaker} is also that of folder"
-                f" {one_line(first)}"
+            left_out[path] = (
+                f"{one_line(path)}: the speakers of the folders {ascii(first)} and"
+                f" {ascii(parts[0])} look alike; rename one of the folders, or move the"
+                " recordings into one"
             )
-            left_out[path] = f"{line}; rename one of the folders"
         elif fault:
             left_out[path] = fault
         else:
@@ -131,6 +133,8 @@ def prepare(
 ) -> None:
     """Write the data directories."""
     paths, speakers, left_out = find_recordings(corpus)
+    report_case(speakers, corpus)
+    report_depth(paths, corpus)
     num_unnamed = len(left_out)
     with without_warnings(convert.log):
         wavs, broken = convert_all(paths, data / "wav", num_jobs=num_jobs)
@@ -153,6 +157,7 @@ def prepare(
             f"{one_line(corpus)}: every recording is a copy of another, and all are kept;"
             " no model can learn from them, check the corpus"
         )
+    report_unused_folders([paths[name] for name in wavs], corpus)
     report_doubts({name: facts_of[name] for name in wavs}, corpus)
     report_low_rates(
         {name: facts_of[name].sample_rate for name in wavs}, speakers, corpus
@@ -264,6 +269,69 @@ def report_left_out(
     kinds = [f"{count} {kind}" for kind, count in counts.items() if count]
     text = f"{total} of {num_files} recordings left out: {', '.join(kinds)}"
     print(f"{one_line(corpus)}: {text}; listed in {listed}")
+
+
+def report_case(speakers: Mapping[str, str], corpus: Path) -> None:
+    """Print a line if the names of speakers differ only in case."""
+    lines = describe_case_twins(
+        speakers.values(), where=one_line(corpus), kind="speakers"
+    )
+    for line in lines:
+        print(line)
+
+
+def report_depth(paths: Mapping[str, Path], corpus: Path) -> None:
+    """Print a line if the folders of speakers may be one level deeper.
+
+    Only a line, because DIR/SPEAKER/SESSION looks like DIR/SESSION/SPEAKER.
+    """
+    with_recordings: set[str] = set()  # folders that hold recordings directly
+    subfolders: dict[str, set[str]] = {}
+    for path in paths.values():
+        folder, *deeper = path.relative_to(corpus).parts
+        subfolders.setdefault(folder, set())
+        if len(deeper) == 1:
+            with_recordings.add(folder)
+        else:
+            subfolders[folder].add(deeper[0])
+    nested: list[str] = []
+    num_with_name: Counter[str] = Counter()
+    for folder, names in sorted(subfolders.items()):
+        if folder not in with_recordings and len(names) > 1:
+            nested.append(folder)
+            num_with_name.update(names)
+    if 2 * len(nested) <= len(subfolders):
+        return
+    first = nested[0]
+    example = f"{first}/{min(subfolders[first])}"
+    text = (
+        f"speakers are the folders directly in it, but {len(nested)} of"
+        f" {len(subfolders)} hold only folders of recordings, such as {one_line(example)}"
+    )
+    name, count = min(num_with_name.items(), key=lambda item: (-item[1], item[0]))
+    if count > 1:
+        text += f"; {one_line(name)} is in {count} of them, as speakers are in sessions"
+    print(
+        f"{one_line(corpus)}: {text}; if the speakers are one level deeper, give a folder"
+        " that holds them directly, with all recordings of a speaker in one folder"
+    )
+
+
+def report_unused_folders(used: Sequence[Path], corpus: Path) -> None:
+    """Print a line if folders of speakers hold no recording that is used, or none at all."""
+    used_names = {path.relative_to(corpus).parts[0] for path in used}
+    folders: list[str] = []
+    for path in sorted(corpus.iterdir()):
+        # A link to a folder of the corpus is another name of it, which is read once.
+        is_link = path.is_symlink() and corpus.resolve() in path.resolve().parents
+        if path.is_dir() and not is_link and not is_leftover(path.name):
+            folders.append(path.name)
+    unused = [name for name in folders if name not in used_names]
+    if unused:
+        print(
+            f"{one_line(corpus)}: {len(unused)} of {count_of(len(folders), 'folder')} hold"
+            f" no recording that can be used, such as {one_line(unused[0])}"
+        )
 
 
 def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:

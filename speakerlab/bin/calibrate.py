@@ -1,11 +1,9 @@
 """Learn from a data directory how to decide or to diarize, and store it with the model."""
 
 import logging
-import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,20 @@ from speakerlab.checkpoints.model_files import (
     TUNING,
     find_model,
     read_card,
+    read_classes,
     read_tuning,
+    write_calibration,
+    write_tuning,
 )
 from speakerlab.core import done
-from speakerlab.core.atomic import alone, check_writable, replacing_folder, write_json
+from speakerlab.core.atomic import (
+    alone,
+    check_writable,
+    copy_files,
+    replacing_folder,
+    write_text,
+)
+from speakerlab.core.reading import read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
@@ -114,6 +122,15 @@ def store_calibration(args: Namespace, folder: Path) -> None:
     manifest = read_manifest([args.data], sample_rate=sample_rate)
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
+    trained = set(read_classes(folder)).intersection(manifest.speakers)
+    if trained:
+        log.warning(
+            "%s: the model was trained on %d of its %d speakers, so the threshold is"
+            " unreliable; give other speakers",
+            args.data,
+            len(trained),
+            len(manifest.speakers),
+        )
 
     inputs = {"data": args.data.absolute(), "sha256": manifest.sha256()}
     record = folder / CALIBRATION_RECORD
@@ -146,10 +163,9 @@ def store_calibration(args: Namespace, folder: Path) -> None:
             f" different speakers (EER {100 * learned.eer:.1f} %), so there is no"
             " threshold; check that utt2spk names the speakers, and the model"
         )
-    stored = published.folder / CALIBRATION
     # Without a record, if this command ends before the new one.
     done.forget(record)
-    write_json(stored, asdict(learned))
+    write_calibration(folder, learned)
     done.record(record, inputs)
     sys.stdout.write(
         f"log-likelihood ratio = {learned.slope:.3f} x score {learned.intercept:+.3f}\n"
@@ -159,7 +175,7 @@ def store_calibration(args: Namespace, folder: Path) -> None:
         sys.stdout.write(
             f"threshold {threshold:.4f} at {100 * float(rate):g} % false alarms\n"
         )
-    log.info("%s: written, from %s", stored, learned.source)
+    log.info("%s: written, from %s", folder / CALIBRATION, learned.source)
 
 
 def learn_tuning(args: Namespace) -> None:
@@ -212,7 +228,7 @@ def store_tuning(
         progress=True,
     )
     done.forget(folder / RECORD)
-    write_json(stored, asdict(learned))
+    write_tuning(folder, learned)
     inputs["tuning"] = done.file_digest(stored)
     done.record(folder / RECORD, inputs)
     print_tuning(learned)
@@ -277,13 +293,13 @@ def copy_model(source: Path, exp_dir: Path) -> None:
         # second copy would replace what the first command has stored in its own.
         with alone(exp_dir / COPY_LOCK):
             if not target.exists():
+                config = read_text(source / "config.yaml")
+                write_text(exp_dir / "config.yaml", config)
+                # Last: a folder `model` is never copied again.
                 with replacing_folder(target) as fresh:
                     # The record is of the calibration that the copy will not have.
-                    others = shutil.ignore_patterns(
-                        CALIBRATION_RECORD, CALIBRATION_LOCK, TUNING_LOCK
-                    )
-                    shutil.copytree(source, fresh, dirs_exist_ok=True, ignore=others)
-                shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
+                    others = (CALIBRATION_RECORD, CALIBRATION_LOCK, TUNING_LOCK)
+                    copy_files(source, fresh, leave_out=others)
     # Keep the copy of an earlier call, with its calibration or clustering.
     copied_sha256 = read_card(target)["sha256"]
     if copied_sha256 != read_card(source)["sha256"]:

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 REFERENCE = "reference"  # value of --uem: score the extent of REF, as md-eval does
 JER_PROTOCOL = "no collar, overlap scored, frames of 10 ms"
 MAX_NAMED = 5  # recordings named in a warning
+# The hypothesis by the reference, in all recordings. Times in milliseconds are 1000 times as long.
+# With ends instead of durations, the last turn ends at almost twice its time.
+MAX_SPEECH_RATIO = 3.0
+MAX_END_RATIO = 1.5
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -127,6 +131,9 @@ def warn_of_turns(
             log.warning(
                 "%s: overlapping turns of one speaker merged: %d", path, num_merged
             )
+    # A UEM file may leave out any part of the hypothesis.
+    if args.uem is None:
+        warn_of_units(args, reference, hypothesis)
     missing = sorted(reference.keys() - hypothesis.keys())
     if missing:
         names = ", ".join(missing[:MAX_NAMED])
@@ -135,6 +142,34 @@ def warn_of_turns(
         log.warning(
             "%s: recordings lacking, all missed: %d (%s)", args.hyp, len(missing), names
         )
+
+
+def warn_of_units(
+    args: Namespace,
+    reference: Mapping[str, list[Turn]],
+    hypothesis: Mapping[str, list[Turn]],
+) -> None:
+    """Warn if turns of the hypothesis are so long or late that other columns may have been read."""
+    speech = {args.ref: 0.0, args.hyp: 0.0}
+    ends = {args.ref: 0.0, args.hyp: 0.0}
+    for name in reference.keys() & hypothesis.keys():
+        for path, turns in ((args.ref, reference[name]), (args.hyp, hypothesis[name])):
+            speech[path] += sum(turn.end - turn.start for turn in turns)
+            ends[path] += max((turn.end for turn in turns), default=0.0)
+    for what, seconds, most in (
+        ("speech", speech, MAX_SPEECH_RATIO),
+        ("time up to the last turns", ends, MAX_END_RATIO),
+    ):
+        if seconds[args.hyp] > most * seconds[args.ref] > 0:
+            log.warning(
+                "%s: has %.6g s of %s, REF has %.6g s; the columns must be start and"
+                " duration, in seconds",
+                args.hyp,
+                seconds[args.hyp],
+                what,
+                seconds[args.ref],
+            )
+            return
 
 
 def require_turns(args: Namespace) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.bin.command import model_of, parser
-from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.counting import count_of
@@ -29,7 +28,7 @@ from speakerlab.data.tables import (
     read_table,
     write_rejected,
 )
-from speakerlab.inference.embedding_files import WRITERS
+from speakerlab.inference.embedding_files import WRITERS, remove_embeddings
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
@@ -66,6 +65,9 @@ def main(arguments: Sequence[str]) -> None:
         if name in rejected:
             _, reason = rejected[name]
             sys.stderr.write(f"{one_line(reason)}\n")
+    # Embeddings of an earlier run must not lie beside a list that has their recordings.
+    if rejected:
+        remove_embeddings(args.out, args.format)
     write_rejected(args.out.parent, rejected, name=rejected_file(args.out).name)
 
     embedded_ids = [name for name in ids if name in emb_of]
@@ -86,9 +88,11 @@ def main(arguments: Sequence[str]) -> None:
             model.embed_dim,
         )
     max_rejected = args.allow_rejected * len(ids)
-    if len(rejected) > max_rejected:
-        log.error("%d of %d %s could not be embedded", len(rejected), len(ids), unit)
-        process.leave(process.EXIT_INPUT)
+    if len(rejected) > max_rejected or not embedded_ids:
+        raise ValueError(
+            f"{rejected_file(args.out)}: {len(rejected)} of {len(ids)} {unit} could not be"
+            " embedded; correct them, or leave them out"
+        )
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

@@ -1,12 +1,14 @@
 """Enrol a speaker by one or more recordings."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import model_of, parser
 from speakerlab.bin.embed import find_recordings
 from speakerlab.core.atomic import check_writable
+from speakerlab.data.tables import one_line
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
             " e.g. `speakerlab enroll ann a1.wav a2.wav`"
         )
     check_writable(args.speakers)
-    files = find_recordings(args.files, where="enroll")
+    files = drop_repeats(find_recordings(args.files, where="enroll"))
     model = model_of(args)
     # Before the work, because a file of another model is refused.
     if args.speakers.exists():
@@ -46,3 +48,19 @@ def main(arguments: Sequence[str]) -> None:
         len(files),
         len(model.speakers),
     )
+
+
+def drop_repeats(files: Sequence[Path]) -> list[Path]:
+    """Return each file once; log the others, which would give a recording more weight."""
+    file_of: dict[str, Path] = {}
+    for file in files:
+        # The same file may be given by another path, or by a link.
+        real_path = os.path.realpath(file)
+        if real_path in file_of:
+            first = one_line(file_of[real_path])
+            log.warning(
+                "%s: was given already, as %s; used once", one_line(file), first
+            )
+            continue
+        file_of[real_path] = file
+    return list(file_of.values())

@@ -149,9 +149,7 @@ def plan_table(
         untrained=facts["untrained"],
         treatment=treatment.name,
     )
-    # Check before the work: an error at the end would lose the results.
-    check_writable(stem.with_name(f"{stem.name}.json"))
-    return plan_extraction(
+    table = plan_extraction(
         stem,
         manifest,
         embedder,
@@ -160,6 +158,14 @@ def plan_table(
         per_speaker=per_speaker,
         treatment=treatment,
     )
+    # Check before the work: an error at the end would lose the results.
+    try:
+        check_writable(stem.with_name(f"{stem.name}.json"))
+    except ValueError:
+        # A finished table is only read, and may be in the folder of another user.
+        if table.read() is None:
+            raise
+    return table
 
 
 def choose_windows(embedder: "Embedder", seconds: float | None) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Import a checkpoint of 3D-Speaker or WeSpeaker, or a published model, as a model folder."""
 
 import logging
-import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX, table
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
-from speakerlab.core.atomic import replacing_folder
+from speakerlab.core.atomic import copy_files, replacing_folder
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def import_from_hub(name: Path, out: Path | None) -> Path:
     if out is None:
         return folder
     with replacing_folder(out) as fresh:
-        shutil.copytree(folder, fresh, dirs_exist_ok=True)
+        copy_files(folder, fresh)
     return out
 
 

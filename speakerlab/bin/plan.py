@@ -23,6 +23,7 @@ TABLE_CARDS_GB = (11, 24, 32)
 # Assumed for rooms, unless runtime.bank_gb is a number: 1,600 of a second at 16 kHz.
 ROOMS_GB = 0.1
 COLUMNS = 100  # longest line
+MAX_GB = 1000  # of a GPU; more are MiB, as nvidia-smi prints them
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -66,6 +67,12 @@ def parse(arguments: Sequence[str]) -> Namespace:
     )
     options.add_settings()
     args = options.parse_args(arguments)
+    for option, size_gb in (("--gpu-mem", args.gpu_mem), ("--bank-gb", args.bank_gb)):
+        if size_gb is not None and size_gb > MAX_GB:
+            raise ValueError(
+                f"{option}: must be GB, at most {MAX_GB}, got {size_gb:g}; for MiB, as"
+                f" nvidia-smi prints them, give {size_gb / 1024:.3g}"
+            )
     has_model = args.model is not None or args.table
     if args.recipe is not None and not has_model:
         raise ValueError(

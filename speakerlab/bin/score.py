@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> None:
     if not args.force and is_scored(args, inputs, treatments):
         return
 
+    # A wrong list would give warnings about its folder before its error.
+    lists = [read_trial_list(path) for path in args.trials]
     system = open_system(args.exp, args.development, args.enrol_exp)
     # Check before the work: an error at the end would lose the results.
     for name in ("results.json", "scores/list.txt"):
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
                 extract_treated(args.exp, folder, treatments)
         # Only after the extraction, which changes these inputs.
         inputs |= treated_inputs(args, treatments)
-        written = score(args, system, treatments)
+        written = score(args, system, lists, treatments)
         inputs |= results_inputs(args)
         done.record(args.exp / RECORD, inputs, outputs=written)
 
@@ -142,6 +145,7 @@ def data_dirs(args: Namespace) -> list[Path]:
 def score(
     args: Namespace,
     system: System,
+    lists: Sequence[TrialList],
     treatments: Sequence[Treatment],
 ) -> list[str]:
     """Score every list, and write the report of all rows of results.json.
@@ -158,8 +162,8 @@ def score(
     rows: list[results.Row] = []
     scores: list[ListScores] = []
     written = ["../report.html"]
-    for path in args.trials:
-        listed = read_trial_list(path)
+    for listed in lists:
+        path = listed.path
         if args.enrol_exp is not None:
             # Under this name, it does not replace the result of the same list with one model.
             name = f"{listed.name}, enrolled by {args.enrol_exp.name}"
@@ -286,12 +290,22 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add_gpus("for embeddings of cut or encoded recordings that are missing")
     args = options.parse_args(arguments)
     choose_gpus(args.gpus)
+    args.trials = each_once("--trials", args.trials)
+    args.backend = each_once("--backend", args.backend)
     for prior in args.p_target:
         if not 0 < prior < 1:
             raise ValueError(
                 f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
             )
     return args
+
+
+def each_once(option: str, values: Sequence[Any]) -> list[Any]:
+    """Return each value of an option once; log the others."""
+    for value, times in Counter(values).items():
+        if times > 1:
+            log.warning("%s: %s is given %d times, used once", option, value, times)
+    return list(dict.fromkeys(values))
 
 
 def build_back_ends(args: Namespace, system: System) -> tuple[list[Chain], list[str]]:

@@ -1,8 +1,9 @@
 """Compare two recordings, or the recordings of every trial in a list."""
 
+import logging
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,21 @@ from speakerlab.bin.command import (
     json_line,
     model_of,
     parser,
+    plain_text,
 )
 from speakerlab.bin.embed import as_path
+from speakerlab.core import process
 from speakerlab.core.counting import count_of
-from speakerlab.core.reading import open_text
+from speakerlab.core.faults import Faults
+from speakerlab.core.trial_lines import read_pair_lines
 from speakerlab.data.convert import read_wave
-from speakerlab.data.tables import COLUMNS, read_table
-from speakerlab.inference.speaker_model import SpeakerModel, Verification
+from speakerlab.data.tables import COLUMNS, one_line, read_table
+from speakerlab.inference.speaker_model import Result, SpeakerModel, Verification
 from speakerlab.inference.speech import warn_of_little_speech
-from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.pair_scores import dot_scores, unit_rows
 from speakerlab.scoring.trials import Trials, read_trials
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,8 +40,16 @@ def main(arguments: Sequence[str]) -> None:
         verify_trials(args, model)
         return
     first, second = args.files
-    with collect_warnings() as warnings:
-        result = model.verify(first, second, far=args.far, channels=args.channel)
+    check_far(args, model)
+    try:
+        with collect_warnings() as warnings:
+            result = model.verify(first, second, far=args.far, channels=args.channel)
+    except (ValueError, OSError) as error:
+        # The line of `identify --json` about a recording that cannot be read.
+        if args.json:
+            text = one_line(plain_text(error))
+            sys.stdout.write(error_line(str(first), str(second), text))
+        raise
     result = decide(result, args.threshold)
     if args.json:
         sys.stdout.write(to_json(result, str(first), str(second), warnings))
@@ -79,7 +93,12 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
 
 def verify_trials(args: Namespace, model: SpeakerModel) -> None:
-    """Print the score of each trial of a list, with the decision if one is asked for."""
+    """Print the score of each trial of a list, with the decision if one is asked for.
+
+    Trials of recordings that cannot be read are left out; with --json, they have a line with the
+    error. The exit code is then 1.
+    """
+    check_far(args, model)
     trials = read_pairs(args.trials)
     # Without a wav.scp, ids are paths.
     files = {name: name for name in trials.ids}
@@ -92,8 +111,10 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
 
     is_plain = not args.json and args.threshold is None and args.far is None
     if is_plain:
-        emb_ND = model.embed_many(paths, progress=True, channels=args.channel)
-        print_scores(trials, EmbeddingTable(ids, emb_ND, model.sha256))
+        results = model.embed_each(paths, progress=True, channels=args.channel)
+        emb_of, error_of = sort_results(results, ids)
+        print_scores(keep_trials(trials, emb_of), emb_of)
+        leave_if_any(error_of, args, len(ids))
         return
 
     seconds_of: dict[Path, float] = {}
@@ -115,13 +136,21 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
         return wave_S
 
     sources = [partial(read, path) for path in paths]
-    emb_ND = model.embed_many(sources, progress=True, check_levels=False)
-    row_of = {name: row for row, name in enumerate(ids)}
+    results = model.embed_each(sources, progress=True, check_levels=False)
+    emb_of, error_of = sort_results(results, ids)
+    path_of = dict(zip(ids, paths))
     for enrol, test in zip(trials.enrol_N, trials.test_N):
         names = (trials.enrol_ids[enrol], trials.test_ids[test])
-        first, second = (row_of[name] for name in names)
-        result = model.compare(emb_ND[first], emb_ND[second], far=args.far)
-        pair = (paths[first], paths[second])
+        errors = [error_of[name] for name in names if name in error_of]
+        if errors:
+            if args.json:
+                # Once, if both recordings are the same.
+                text = "; ".join(dict.fromkeys(errors))
+                sys.stdout.write(error_line(*names, text))
+            continue
+        emb_a_D, emb_b_D = (emb_of[name] for name in names)
+        result = model.compare(emb_a_D, emb_b_D, far=args.far)
+        pair = [path_of[name] for name in names]
         seconds = (seconds_of[pair[0]], seconds_of[pair[1]])
         result = decide(result.with_speech(seconds), args.threshold)
         if args.json:
@@ -131,21 +160,86 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
             decision = "none"
             if result.is_same is not None:
                 decision = "same" if result.is_same else "different"
-            columns = [*names, f"{result.score:.6f}", decision]
+            columns = [columns_of(*names), f"{result.score:.6f}", decision]
             columns += [f"{speech:.2f}" for speech in seconds]
             sys.stdout.write(f"{' '.join(columns)}\n")
+    leave_if_any(error_of, args, len(ids))
 
 
-def print_scores(trials: Trials, table: EmbeddingTable) -> None:
+def check_far(args: Namespace, model: SpeakerModel) -> None:
+    """Raise ValueError if the model cannot decide at the rate of --far, for any recordings."""
+    any_embedding_D = np.ones(model.embed_dim, dtype=np.float32)
+    model.compare(any_embedding_D, any_embedding_D, far=args.far)
+
+
+def sort_results(
+    results: Iterable[Result], ids: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return id -> embedding, and id -> error, in the order of the ids; print the errors."""
+    result_of = dict(results)
+    emb_of: dict[str, np.ndarray] = {}
+    error_of: dict[str, str] = {}
+    for row, name in enumerate(ids):
+        result = result_of[row]
+        if isinstance(result, Exception):
+            error_of[name] = one_line(plain_text(result))
+            sys.stderr.write(f"{error_of[name]}\n")
+        else:
+            emb_of[name] = result
+    return emb_of, error_of
+
+
+def keep_trials(trials: Trials, ids: Container[str]) -> Trials:
+    """Return the trials with both sides in `ids`."""
+    in_enrol_N, in_test_N = trials.look_up(lambda name: name in ids)
+    is_kept_N = in_enrol_N & in_test_N
+    # Number the remaining ids from 0.
+    enrol, enrol_N = np.unique(trials.enrol_N[is_kept_N], return_inverse=True)
+    test, test_N = np.unique(trials.test_N[is_kept_N], return_inverse=True)
+    return Trials(
+        enrol_ids=[trials.enrol_ids[index] for index in enrol],
+        test_ids=[trials.test_ids[index] for index in test],
+        enrol_N=enrol_N.astype(np.int32),
+        test_N=test_N.astype(np.int32),
+        is_target_N=trials.is_target_N[is_kept_N],
+    )
+
+
+def leave_if_any(error_of: Sized, args: Namespace, total: int) -> None:
+    """Exit with code 1 if recordings could not be used."""
+    num_failed = len(error_of)
+    if not num_failed:
+        return
+    fix = ""
+    if num_failed == total and args.wav_scp is None:
+        fix = "; if the list has ids instead of paths, give --wav-scp FILE"
+    log.error("%d of %d recordings could not be used%s", num_failed, total, fix)
+    process.leave(process.EXIT_INPUT)
+
+
+def print_scores(trials: Trials, emb_of: Mapping[str, np.ndarray]) -> None:
     """Print the lines of a score file without labels."""
-    # The import loads scipy, which `--help` does not need.
-    from speakerlab.scoring.chain import build_chain
-
-    back_end = build_chain("cosine", None)
-    scored = back_end.score(table, table, trials)
-    for enrol, test, score in zip(trials.enrol_N, trials.test_N, scored.scores_N):
-        pair = f"{trials.enrol_ids[enrol]} {trials.test_ids[test]}"
+    if not len(trials):
+        return
+    enrol_ED = np.stack([emb_of[name] for name in trials.enrol_ids])
+    test_TD = np.stack([emb_of[name] for name in trials.test_ids])
+    scores_N = dot_scores(
+        unit_rows(enrol_ED, trials.enrol_ids),
+        unit_rows(test_TD, trials.test_ids),
+        trials,
+    )
+    for enrol, test, score in zip(trials.enrol_N, trials.test_N, scores_N):
+        pair = columns_of(trials.enrol_ids[enrol], trials.test_ids[test])
         sys.stdout.write(f"{pair} {score:.6f}\n")
+
+
+def columns_of(*names: str) -> str:
+    """Return names as columns between blanks; a name with blanks is in double quotes."""
+    columns: list[str] = []
+    for name in names:
+        is_word = name.split() == [name]
+        columns.append(name if is_word else f'"{name}"')
+    return " ".join(columns)
 
 
 def decide(result: Verification, threshold: float | None) -> Verification:
@@ -178,6 +272,11 @@ def to_json(
     return json_line(fields)
 
 
+def error_line(first: str, second: str, text: str) -> str:
+    """Return the line of --json about a pair with a recording that cannot be read."""
+    return json_line({"a": first, "b": second, "error": text})
+
+
 def result_text(result: Verification, args: Namespace) -> str:
     """Return the lines about two recordings; no decision without a threshold."""
     lines = [f"score: {result.score:.6f}"]
@@ -205,31 +304,25 @@ def result_text(result: Verification, args: Namespace) -> str:
 
 def read_pairs(path: Path) -> Trials:
     """Read a trial list, or a list of pairs without labels, whose labels are set to False."""
-    rows: list[list[str]] = []
-    with open_text(path) as lines:
-        for line in lines:
-            fields = line.split()
-            if fields:
-                rows.append(fields)
+    faults = Faults()
     # The first line determines the format, as in `read_trials`.
-    if not rows or len(rows[0]) != 2:
+    lines = read_pair_lines(path, faults)
+    if lines is None:
         return read_trials(path)
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise ValueError(
-                f"{path}:{number}: {' '.join(row)!r} is not a pair 'a b'; correct it"
-            )
     # Name -> number, in order of appearance on either side.
     index_of: dict[str, int] = {}
     enrol: list[int] = []
     test: list[int] = []
-    for enrol_id, test_id in rows:
+    for _, enrol_id, test_id in lines:
         enrol.append(index_of.setdefault(enrol_id, len(index_of)))
         test.append(index_of.setdefault(test_id, len(index_of)))
+    faults.raise_if_any(f"{path}: refused, no pair was compared")
+    if not enrol:
+        raise ValueError(f"{path}: has no pairs; correct the list")
     return Trials(
         enrol_ids=list(index_of),
         test_ids=list(index_of),
         enrol_N=np.array(enrol, dtype=np.int32),
         test_N=np.array(test, dtype=np.int32),
-        is_target_N=np.zeros(len(rows), dtype=np.bool_),
+        is_target_N=np.zeros(len(enrol), dtype=np.bool_),
     )

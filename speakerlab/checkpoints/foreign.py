@@ -5,6 +5,7 @@ writes it, with the front end of its toolkit; or a 3D-Speaker checkpoint of one 
 """
 
 import inspect
+import io
 import json
 import logging
 from collections.abc import Mapping
@@ -185,8 +186,11 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     renamed_state: dict[str, Tensor] = {}
     for name, tensor in state.items():
         renamed_state[names[name]] = tensor
+    # In memory first: on a full disk, torch's error is no OSError.
+    buffer = io.BytesIO()
+    torch.save(renamed_state, buffer)
     with replacing(out) as partial_file:
-        torch.save(renamed_state, partial_file)
+        partial_file.write_bytes(buffer.getbuffer())
     return out
 
 

@@ -150,9 +150,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     content: Any = read(path)
 
     content = _unwrapped(content)
-    if not isinstance(content, Mapping) or not content:
+    if not isinstance(content, Mapping):
         raise ValueError(
             f"{path}: is not a dictionary of tensors, but a {type(content).__name__}"
+        )
+    if not content:
+        raise ValueError(
+            f"{path}: has no tensors, its dictionary is empty; save the model's"
+            " state_dict() again"
         )
     _check_tensors(content, path)
 

@@ -4,11 +4,13 @@ In: the path of an experiment or of a model folder. Out: paths and plain values.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from speakerlab.checkpoints.catalogue import PREFIX, near_miss
 from speakerlab.config.layers import flatten, merge_layers
+from speakerlab.core.atomic import write_json
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
@@ -47,10 +49,19 @@ CARD = keys(
 
 
 def find_model(path: Path) -> Path:
-    """Return the model folder: the path itself, or `model/` inside an experiment."""
+    """Return the model folder: the path itself, or `model/` inside an experiment.
+
+    Raises FileNotFoundError if there is none, or if a file that every model has is missing.
+    """
     for folder in (path, path / "model"):
-        if (folder / "embedder.safetensors").exists():
-            return folder
+        if not (folder / "embedder.safetensors").exists():
+            continue
+        for name in ("config.yaml", "card.json"):
+            if not (folder / name).exists():
+                raise FileNotFoundError(
+                    f"{folder}: is incomplete, {name} is missing; copy the model again"
+                )
+        return folder
 
     # Find the likeliest mistake, for the message.
     problem = "is a file" if path.is_file() else "has no embedder.safetensors"
@@ -143,21 +154,59 @@ def read_settings(path: Path) -> dict[str, Any]:
     return values
 
 
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Write the calibration of a model folder, with the sha256 of the model."""
+    model_sha256 = read_card(folder)["sha256"]
+    stored = replace(calibration, model_sha256=model_sha256)
+    write_json(folder / CALIBRATION, asdict(stored))
+
+
 def read_calibration(folder: Path) -> Calibration | None:
-    """Read the calibration of a model folder, None if it has none."""
+    """Read the calibration of a model folder, None if it has none.
+
+    Raises ValueError if it is damaged, or of another model.
+    """
     path = folder / CALIBRATION
     if not path.exists():
         return None
-    return read_json(path, Calibration, fix="calibrate again")
+    fix = "run `speakerlab calibrate --force`"
+    calibration: Calibration = read_json(path, Calibration, fix=fix)
+    _refuse_other_model(path, calibration.model_sha256, fix=fix)
+    return calibration
+
+
+def write_tuning(folder: Path, tuning: Tuning) -> None:
+    """Write the clustering tuned for a model folder, with the sha256 of the model."""
+    model_sha256 = read_card(folder)["sha256"]
+    stored = replace(tuning, model_sha256=model_sha256)
+    write_json(folder / TUNING, asdict(stored))
 
 
 def read_tuning(folder: Path) -> Tuning:
-    """Read the clustering tuned for a model folder, the default if there is none."""
+    """Read the clustering tuned for a model folder, the default if there is none.
+
+    Raises ValueError if it is damaged, or of another model.
+    """
     path = folder / TUNING
     if not path.exists():
         return Tuning()
-    fix = "run `speakerlab calibrate --for diarization` again"
-    return read_json(path, Tuning, fix=fix)
+    # Loading the model reads the file, also for `calibrate`.
+    fix = "remove it, and run `speakerlab calibrate --for diarization`"
+    tuning: Tuning = read_json(path, Tuning, fix=fix)
+    _refuse_other_model(path, tuning.model_sha256, fix=fix)
+    return tuning
+
+
+def _refuse_other_model(path: Path, model_sha256: str | None, *, fix: str) -> None:
+    """Raise ValueError if a file was learned for another model than that of its folder."""
+    # Files of older versions do not name their model.
+    if model_sha256 is None:
+        return
+    ours = read_card(path.parent)["sha256"]
+    if model_sha256 != ours:
+        raise ValueError(
+            f"{path}: is of model {model_sha256[:12]}, not of {ours[:12]} (sha256); {fix}"
+        )
 
 
 def read_classes(path: Path) -> list[str]:

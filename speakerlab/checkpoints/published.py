@@ -7,7 +7,7 @@ continue training or classify), `calibration.json` (to decide by) and `diarizati
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from speakerlab.checkpoints.model_files import (
-    CALIBRATION,
     find_model,
     read_calibration,
     read_card,
     read_tuning,
     refuse_substitute,
+    write_calibration,
 )
 from speakerlab.config.build import (
     build_backbone,
@@ -53,8 +53,12 @@ class Published:
     config: Config
     embedder: Embedder
     sha256: str
-    calibration: Calibration | None
     tuning: Tuning
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Read the calibration, None if there is none; only here, as `calibrate` replaces it."""
+        return read_calibration(self.folder)
 
 
 def publish(
@@ -83,8 +87,6 @@ def publish(
             # Line n is the speaker of row n.
             lines = [f"{name}\n" for name in speakers]
             write_text(fresh / "speakers.txt", "".join(lines))
-        if calibration is not None:
-            write_json(fresh / CALIBRATION, asdict(calibration))
         digest = file_sha256(fresh / "embedder.safetensors")
         card = {
             "sha256": digest,
@@ -93,6 +95,8 @@ def publish(
             **facts,
         }
         write_json(fresh / "card.json", card)
+        if calibration is not None:
+            write_calibration(fresh, calibration)
     return digest
 
 
@@ -148,7 +152,6 @@ def load_published(path: Path) -> Published:
         config=config,
         embedder=embedder.eval(),
         sha256=digest,
-        calibration=read_calibration(folder),
         tuning=read_tuning(folder),
     )
 

@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any, TextIO
 log = logging.getLogger(__name__)
 # Errors of network file systems without locks.
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# Errors of a write for which there is no room: the disk, the user's quota, the largest file.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -43,17 +46,18 @@ def replacing(path: Path) -> Iterator[Path]:
         name = name[-32:]
     partial = path.with_name(f".{name}.{writer}.partial")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        # An owner may have shared the old file with a group, or closed it to others.
-        with suppress(FileNotFoundError):
-            mode = path.stat().st_mode
-        yield partial
-        # Some writers, such as safetensors' `save_file`, put a file in its place that only its
-        # owner may read.
-        if partial.stat().st_mode != mode:
-            partial.chmod(mode)
-        partial.replace(path)
+        with _naming_output(path, partial=partial):
+            partial.touch()
+            mode = partial.stat().st_mode
+            # An owner may have shared the old file with a group, or closed it to others.
+            with suppress(FileNotFoundError):
+                mode = path.stat().st_mode
+            yield partial
+            # Some writers, such as safetensors' `save_file`, put a file in its place that only its
+            # owner may read.
+            if partial.stat().st_mode != mode:
+                partial.chmod(mode)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -68,7 +72,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=parent) as scratch:
         fresh = Path(scratch, "new")
         fresh.mkdir()
-        yield fresh
+        with _naming_output(folder, partial=fresh):
+            yield fresh
         # Try again if another process has put its folder there in between.
         for number in count():
             with suppress(FileNotFoundError):
@@ -79,6 +84,44 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
+
+
+@contextmanager
+def _naming_output(path: Path, *, partial: Path) -> Iterator[None]:
+    """Name the output at `path` in errors of writing `partial`, which becomes this output.
+
+    The error of a write names no file, and that of a copy names its source first.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename2 or error.filename
+        if name is None and error.errno in NO_ROOM:
+            name = partial
+        # The error of an input is raised as it is.
+        if not isinstance(name, str | Path) or not Path(name).is_relative_to(partial):
+            raise
+        # The output itself, or a file in the output folder.
+        output = path / Path(name).relative_to(partial)
+        raise OSError(error.errno, error.strerror, str(output)) from error
+
+
+def copy_files(source: Path, target: Path, *, leave_out: Collection[str] = ()) -> None:
+    """Copy the content of a folder into another, without files of the names `leave_out`.
+
+    Unlike `shutil.copytree`, which collects errors in a list, this raises the first error.
+    """
+    for path in source.iterdir():
+        if path.name in leave_out:
+            continue
+        copy = target / path.name
+        if path.is_dir():
+            copy.mkdir()
+            copy_files(path, copy, leave_out=leave_out)
+        else:
+            # So that an error names the copy.
+            with replacing(copy) as partial:
+                shutil.copy2(path, partial)
 
 
 def check_writable(path: Path) -> None:

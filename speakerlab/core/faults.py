@@ -5,6 +5,7 @@ A line reads "<where>: <problem>, got <value>; <fix>".
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
 
 MAX_LINES_PER_KIND = 5
 
@@ -42,11 +43,23 @@ class Faults:
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
+        self.num_without_line: dict[str, int] = {}
 
     def add(self, kind: str, line: str) -> None:
         """Note one fault; `kind` is a short plural such as "missing files", used in the count."""
         lines = self.lines.setdefault(kind, [])
         lines.append(line)
+
+    def add_first(self, kind: str, lines: Iterable[str], total: int) -> None:
+        """Note `total` faults of a kind, of which only the lines that a report shows are read.
+
+        For faults of trials: the text of millions of lines would need gigabytes.
+        """
+        first_lines = list(islice(lines, MAX_LINES_PER_KIND))
+        for line in first_lines:
+            self.add(kind, line)
+        num_before = self.num_without_line.get(kind, 0)
+        self.num_without_line[kind] = num_before + total - len(first_lines)
 
     def __bool__(self) -> bool:
         return bool(self.lines)
@@ -55,8 +68,10 @@ class Faults:
         """Return all faults as text, followed by the verdict."""
         text: list[str] = []
         for kind, lines in self.lines.items():
-            text += lines[:MAX_LINES_PER_KIND]
-            num_hidden = len(lines) - MAX_LINES_PER_KIND
+            shown_lines = lines[:MAX_LINES_PER_KIND]
+            num_hidden = len(lines) - len(shown_lines)
+            num_hidden += self.num_without_line.get(kind, 0)
+            text += shown_lines
             if num_hidden > 0:
                 text.append(f"... and {num_hidden} more {kind}")
         if verdict:

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from speakerlab.core.counting import count_of
+
 AGAIN = "copy it again, or make it again with the command that wrote it"
 # `__pydantic_config__` of a dataclass.
 ONLY_FINITE = {"extra": "forbid", "allow_inf_nan": False}
@@ -196,9 +198,10 @@ def count_line_ends(data: bytes) -> int:
 def refuse_twins(names: Iterable[str], *, where: str, kind: str) -> None:
     """Raise ValueError if two names look the same, but are different text.
 
-    Such are a name with an invisible character beside one without, and the two spellings of an
-    accent in Unicode (one character on Windows and Linux, two in file names of macOS). The two
-    would count as two speakers or recordings.
+    Such are a name with an invisible character beside one without, the two spellings of an accent
+    in Unicode (one character on Windows and Linux, two in file names of macOS), and the wide
+    characters of East Asian keyboards beside others. The two would count as two speakers or
+    recordings.
     """
     all_names = set(names)
     name_of_look: dict[str, str] = {}
@@ -206,8 +209,7 @@ def refuse_twins(names: Iterable[str], *, where: str, kind: str) -> None:
     for name in sorted(all_names):
         if name.isascii():
             continue
-        visible = INVISIBLE.sub("", name)
-        look = unicodedata.normalize("NFC", visible)
+        look = look_of(name)
         is_twin = look != name and look in all_names
         twin = look if is_twin else name_of_look.setdefault(look, name)
         if twin != name:
@@ -215,6 +217,35 @@ def refuse_twins(names: Iterable[str], *, where: str, kind: str) -> None:
                 f"{where}: two {kind} look alike, {ascii(twin)} and {ascii(name)};"
                 " spell them the same"
             )
+
+
+def look_of(name: str) -> str:
+    """Return the text that names which look alike have in common."""
+    if name.isascii():
+        return name
+    visible = INVISIBLE.sub("", name)
+    return unicodedata.normalize("NFKC", visible)
+
+
+def describe_case_twins(names: Iterable[str], *, where: str, kind: str) -> list[str]:
+    """Return a line if names differ only in case, else none.
+
+    They are not refused: random ids, such as aB and Ab, may differ so.
+    """
+    distinct_names = sorted(set(names))
+    first_of_name: dict[str, str] = {}  # in lower case -> as it is spelled first
+    twins: list[str] = []
+    for name in distinct_names:
+        lower = look_of(name).lower()
+        first = first_of_name.setdefault(lower, name)
+        if first != name:
+            twins.append(f"{name} and {first}")
+    if not twins:
+        return []
+    return [
+        f"{where}: {count_of(len(twins), 'pair')} of {kind} whose names differ only in"
+        f" case, such as {twins[0]}; spell them the same if they are one"
+    ]
 
 
 def show_invisible(name: str) -> str:

@@ -2,7 +2,8 @@
 
 The first line decides the format of the whole file: `enrol test target|nontarget` (Kaldi),
 `1|0 enrol test` (VoxCeleb), `enrol test 1|0` (CN-Celeb), or a table with a header, separated by
-commas, semicolons or tabs (such as NIST's keys). Labels may have capitals.
+commas, semicolons or tabs (such as NIST's keys). Labels may have capitals. Lists of pairs have no
+labels: `enrol test`, or a table with a header.
 """
 
 import csv
@@ -19,6 +20,9 @@ from speakerlab.core.reading import open_text
 
 Format = tuple[str, int, set[str]]
 TrialLine = tuple[int, str, str, bool]  # number of the line, both ids, is_target
+PairLine = tuple[int, str, str]  # number of the line, both ids
+# Fields of a line, [] for a blank one, or what is wrong with it.
+Row = list[str] | str
 LABELS = ("nontarget", "target")  # in written lists; index: is_target
 TRUTH = {
     "target": True,
@@ -39,9 +43,9 @@ FORMATS = {
 }
 # The three columns that are read from a table.
 TABLE = (f"{'|'.join(TRUTH)} enrol test", 0, set(TRUTH))
-# Names of these three columns that occur in tables, in lower case.
-HEADERS = (
-    ("label", "target", "targettype", "is_target", "key"),
+# Names of the columns that occur in tables, in lower case.
+LABEL_NAMES = ("label", "target", "targettype", "is_target", "key")
+PAIR_HEADERS = (
     (
         "enrol",
         "enroll",
@@ -55,6 +59,8 @@ HEADERS = (
     ),
     ("test", "segment", "segmentid", "utt2", "wav2", "file2"),
 )
+HEADERS = (LABEL_NAMES, *PAIR_HEADERS)
+Headers = Sequence[Sequence[str]]
 
 
 def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
@@ -75,6 +81,9 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
             if first_blank:
                 problem = "blank line between trials; remove the line"
                 raise ValueError(f"{path}:{first_blank}: {problem}")
+            if isinstance(row, str):
+                faults.add("unreadable lines", f"{path}:{number}: {row}")
+                continue
             is_trial = len(row) == 3 and row[label_column].lower() in labels
             if not is_trial:
                 faults.add(
@@ -86,6 +95,32 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
             label = row.pop(label_column)
             enrol_id, test_id = row
             yield number, enrol_id, test_id, TRUTH[label.lower()]
+
+
+def read_pair_lines(path: Path, faults: Faults) -> Iterator[PairLine] | None:
+    """Return the pairs of a list without labels; None if the first line may be of a trial list.
+
+    Lines that are no pair go to `faults`. Names in a table may have blanks. Raises ValueError if
+    the first line is neither, such as that of a table without a header.
+    """
+    with open_text(path, newline="") as stream:
+        number, first = _first_line(stream)
+        separator = _find_separator(first, PAIR_HEADERS)
+        is_trial_table = _find_separator(first, HEADERS) is not None
+    if separator is not None:
+        return _read_pairs(path, separator, faults)
+    num_fields = len(first.split())
+    is_labelled = num_fields == 3 and not first.startswith('"')
+    if not first or is_labelled or is_trial_table:
+        return None
+    # A table without a header, or paths with blanks.
+    if num_fields != 2 or "," in first or first.startswith('"'):
+        raise ValueError(
+            f"{path}:{number}: must be a pair 'a b' or a trial, got '{first.strip()}';"
+            " give names with commas or blanks in a table, in quotes, after the line"
+            " 'enrol,test' (with labels 'enrol,test,label')"
+        )
+    return _read_pairs(path, None, faults)
 
 
 def add_repeats(
@@ -100,7 +135,7 @@ def add_repeats(
     """Add the lines that repeat a pair to `faults`.
 
     ids: enrolment ids and test ids. enrol_N, test_N: index of the ids of each trial, in the order
-    of the lines. line_N: its line.
+    of the lines. line_N: its line. Letters: R repeats.
     """
     enrol_ids, test_ids = ids
     pair_N = np.asarray(enrol_N, dtype=np.int64) * len(test_ids) + np.asarray(test_N)
@@ -108,27 +143,32 @@ def add_repeats(
     order_N = np.argsort(pair_N, kind="stable")
     ascending_N = pair_N[order_N]
     is_repeated = ascending_N[1:] == ascending_N[:-1]
-    for place in np.flatnonzero(is_repeated):
-        earlier = order_N[place]
-        later = order_N[place + 1]
-        enrol, test = divmod(int(pair_N[later]), len(test_ids))
-        faults.add(
-            "duplicate trials",
-            f"{path}:{line_N[later]}: {enrol_ids[enrol]} {test_ids[test]} repeats line"
-            f" {line_N[earlier]}; keep one of them",
-        )
+    earlier_R = order_N[:-1][is_repeated]
+    later_R = order_N[1:][is_repeated]
+    if not len(later_R):
+        return
+
+    def describe() -> Iterator[str]:
+        # In the order of the lines, so that the list can be corrected from its start.
+        for repeat in np.argsort(later_R):
+            earlier = int(earlier_R[repeat])
+            later = int(later_R[repeat])
+            enrol, test = divmod(int(pair_N[later]), len(test_ids))
+            pair = f"{enrol_ids[enrol]} {test_ids[test]}"
+            yield (
+                f"{path}:{line_N[later]}: {pair} repeats line {line_N[earlier]}; keep one"
+                " of them"
+            )
+
+    faults.add_first("duplicate trials", describe(), len(later_R))
 
 
-def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format, int]:
+def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
     """Return the fields of each line, their format, and the number of lines before them."""
     first = stream.readline()
-    for separator in ",;\t":
-        header = next(csv.reader([first.lower()], delimiter=separator), [])
-        columns = _find_columns(header)
-        if columns is not None:
-            table = csv.reader(stream, delimiter=separator)
-            rows = _table_rows(table, columns, num_columns=len(header))
-            return rows, TABLE, 1
+    separator = _find_separator(first, HEADERS)
+    if separator is not None:
+        return _label_rows(_table_rows(first, stream, separator, HEADERS)), TABLE, 1
 
     fields = first.split()
     matches: list[Format] = []
@@ -150,12 +190,40 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format,
     return rows, row_format, 0
 
 
-def _find_columns(header: Sequence[str]) -> list[int] | None:
-    """Return the columns of label, enrolment and test; None unless there is exactly one of each."""
-    cells = [cell.strip() for cell in header]
+def _first_line(stream: TextIO) -> tuple[int, str]:
+    """Return number and text of the first line that is not blank; "" if there is none."""
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            return number, line
+    return 0, ""
+
+
+def _find_separator(header: str, names: Headers) -> str | None:
+    """Return the separator of a table, given its first line; None if that is no such header."""
+    for separator in ",;\t":
+        columns = _find_columns(_header_cells(header, separator), names)
+        if columns is not None:
+            return separator
+    return None
+
+
+def _header_cells(header: str, separator: str) -> list[str]:
+    cells = next(csv.reader([header.lower()], delimiter=separator), [])
+    return [cell.strip() for cell in cells]
+
+
+def _find_columns(cells: Sequence[str], names: Headers) -> list[int] | None:
+    """Return the columns with these names; None unless there is exactly one of each.
+
+    A table with a label is no table of pairs.
+    """
+    if names is PAIR_HEADERS and any(cell in LABEL_NAMES for cell in cells):
+        return None
     columns: list[int] = []
-    for names in HEADERS:
-        matches = [column for column, cell in enumerate(cells) if cell in names]
+    for names_of_column in names:
+        matches = [
+            column for column, cell in enumerate(cells) if cell in names_of_column
+        ]
         if len(matches) != 1:
             return None
         columns += matches
@@ -163,14 +231,62 @@ def _find_columns(header: Sequence[str]) -> list[int] | None:
 
 
 def _table_rows(
-    table: Iterable[list[str]], columns: Sequence[int], *, num_columns: int
-) -> Iterator[list[str]]:
-    """Yield these columns of each line; lines with more or fewer columns as one text."""
-    for row in table:
+    header: str, lines: Iterable[str], separator: str, names: Headers
+) -> Iterator[Row]:
+    """Yield the cells of these columns of each line."""
+    header_cells = _header_cells(header, separator)
+    columns = _find_columns(header_cells, names) or []
+    num_columns = len(header_cells)
+    for row in csv.reader(lines, delimiter=separator):
         # A separator in a name shifts the columns after it.
         if row and len(row) != num_columns:
-            yield [", ".join(row)]
+            yield (
+                f"has {len(row)} columns, not {num_columns} as the header, got"
+                f" '{', '.join(row)}'; put names with separators in quotes"
+            )
             continue
-        cells = [row[column] for column in columns if row]
-        # A cell with several words yields more than three fields, which the caller refuses.
-        yield " ".join(cells).split()
+        yield [row[column].strip() for column in columns if row]
+
+
+def _label_rows(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield label, enrolment and test of each line; refuse those that are no id or label."""
+    for row in rows:
+        if isinstance(row, str) or not row:
+            yield row
+            continue
+        label, *ids = row
+        are_words = " ".join(ids).split() == ids
+        if not are_words:
+            quoted_ids = "' and '".join(ids)
+            yield (
+                f"ids must be one word each, got '{quoted_ids}'; correct them, or give"
+                " paths with blanks an id in a wav.scp"
+            )
+        elif label.lower() not in TRUTH:
+            yield f"label must be one of {', '.join(TRUTH)}, got '{label}'; correct it"
+        else:
+            yield row
+
+
+def _read_pairs(
+    path: Path, separator: str | None, faults: Faults
+) -> Iterator[PairLine]:
+    """Yield the pairs of a list; separator: of a table, None for ids between blanks."""
+    with open_text(path, newline="") as stream:
+        rows: Iterable[Row] = map(str.split, stream)
+        num_before = 0
+        if separator is not None:
+            num_before, header = _first_line(stream)
+            rows = _table_rows(header, stream, separator, PAIR_HEADERS)
+        for number, row in enumerate(rows, num_before + 1):
+            if isinstance(row, str):
+                faults.add("unreadable lines", f"{path}:{number}: {row}")
+            elif row and (len(row) != 2 or not all(row)):
+                faults.add(
+                    "unreadable lines",
+                    f"{path}:{number}: must be a pair 'a b', got '{' '.join(row)}';"
+                    " correct it",
+                )
+            elif row:
+                enrol_id, test_id = row
+                yield number, enrol_id, test_id

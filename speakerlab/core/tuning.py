@@ -26,3 +26,6 @@ class Tuning:
     # Method -> DER on these recordings.
     der: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None  # description of these recordings
+    model_sha256: str | None = (
+        None  # of the model that it was learned for; None if unknown
+    )

@@ -2,21 +2,27 @@
 
 Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; without utt2spk (noise,
 rooms) only the audio is checked.
+
+Letters: N trials, M trials that may have a mirror, T of these that mirror an earlier trial.
 """
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, product
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
-from speakerlab.core.trial_lines import add_repeats, read_trial_lines
+from speakerlab.core.reading import describe_case_twins, refuse_twins
+from speakerlab.core.trial_lines import LABELS, add_repeats, read_trial_lines
 from speakerlab.data import audio, levels, tables
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
@@ -50,6 +56,32 @@ class DataDir:
             return set()
         return set(self.speakers.values())
 
+    def speaker_of(self, enrol_id: str) -> str | None:
+        """Return the speaker of an utterance or model; None if it has none, or several."""
+        utterances = self.models.get(enrol_id, [enrol_id])
+        speakers = self.speakers or {}
+        names = {speakers.get(utterance) for utterance in utterances}
+        return names.pop() if len(names) == 1 else None
+
+
+@dataclass(frozen=True)
+class ListedTrials:
+    """The trials of a list: indices into the distinct ids, the label and the line of each."""
+
+    path: Path
+    enrol_ids: Sequence[str]
+    test_ids: Sequence[str]
+    enrol_N: NDArray[np.int32]
+    test_N: NDArray[np.int32]
+    is_target_N: NDArray[np.bool_]
+    line_N: Sequence[int]
+
+    def pair(self, number: int) -> tuple[str, str]:
+        """Return the ids of a trial, counted from 0."""
+        enrol = int(self.enrol_N[number])
+        test = int(self.test_N[number])
+        return self.enrol_ids[enrol], self.test_ids[test]
+
 
 def check_data_dirs(
     folders: Sequence[Path],
@@ -73,11 +105,12 @@ def check_data_dirs(
     for data_dir in dirs:
         _check_tables(data_dir, faults)
     _check_overlap(dirs, faults)
+    notes += _check_names(dirs, faults)
     for data_dir in dirs:
         notes += _check_audio(data_dir, faults, look, num_workers)
         _check_rejected(data_dir, faults, allow_rejected)
         for trials in data_dir.trials:
-            _check_trials(data_dir, trials, faults)
+            notes += _check_trials(data_dir, trials, faults)
     faults.raise_if_any(
         f"{', '.join(map(str, folders))}: refused, no utt2dur was written"
     )
@@ -194,6 +227,13 @@ def _check_models(data_dir: DataDir, faults: Faults) -> None:
         if len(distinct_rows) < len(rows):
             line = f"{path}: model {model} repeats an utterance: {' '.join(rows)}"
             faults.add("utterances twice in a model", f"{line}; keep one of each")
+        # Scoring would refuse it, after the training.
+        speakers = data_dir.speakers or {}
+        names = {speakers[utterance] for utterance in rows if utterance in speakers}
+        if len(names) > 1:
+            got = ", ".join(sorted(names))
+            line = f"{path}: model {model} must be of one speaker, got {got}"
+            faults.add("models of several speakers", f"{line}; correct it or utt2spk")
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
@@ -225,6 +265,24 @@ def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
                 continue
             text = f"utterance {utterance} is in training and test; rename or drop one"
             faults.add("utterances in both", f"{where} {text}")
+
+
+def _check_names(dirs: Sequence[DataDir], faults: Faults) -> list[str]:
+    """Report speakers of several directories that look alike; return a note on their case."""
+    names: set[str] = set()
+    folders: list[str] = []
+    for data_dir in dirs:
+        if data_dir.speakers is not None:
+            names |= data_dir.speaker_names
+            folders.append(str(data_dir.folder))
+    where = " and ".join(folders)
+    # Reading has compared the speakers of each directory.
+    if len(folders) > 1:
+        try:
+            refuse_twins(names, where=where, kind="speakers")
+        except ValueError as error:
+            faults.add("speakers that look alike", str(error))
+    return describe_case_twins(names, where=where, kind="speakers")
 
 
 # Path of a recording -> its header, or the problem in one line.
@@ -366,8 +424,11 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
         )
 
 
-def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
-    """Check that test ids are utterances, enrolment ids utterances or models, with good audio."""
+def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> list[str]:
+    """Check that test ids are utterances, enrolment ids utterances or models, with good audio.
+
+    Also compare the labels with the speakers. Returns notes on pairs of no use.
+    """
     # Id -> number of the first line that needs it.
     enrol_lines: dict[str, int] = {}
     utterance_lines: dict[str, int] = {}
@@ -376,26 +437,38 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
     test_index = defaultdict[str, int](count().__next__)
     enrol_N = array("i")
     test_N = array("i")
+    is_target_N = bytearray()
     line_N = array("i")
     try:
-        for number, enrol_id, test_id, _ in read_trial_lines(path, faults):
+        for number, enrol_id, test_id, is_target in read_trial_lines(path, faults):
             enrol_lines.setdefault(enrol_id, number)
             utterance_lines.setdefault(test_id, number)
             enrol_N.append(enrol_index[enrol_id])
             test_N.append(test_index[test_id])
+            is_target_N.append(is_target)
             line_N.append(number)
     except ValueError as error:
         faults.add("unreadable lists", str(error))
-        return
+        return []
+    listed = ListedTrials(
+        path,
+        enrol_ids=list(enrol_index),
+        test_ids=list(test_index),
+        enrol_N=np.array(enrol_N, np.int32),
+        test_N=np.array(test_N, np.int32),
+        is_target_N=np.frombuffer(is_target_N, np.bool_),
+        line_N=line_N,
+    )
     # Scoring would refuse them, after the training.
     add_repeats(
         faults,
         path,
-        ids=(list(enrol_index), list(test_index)),
-        enrol_N=enrol_N,
-        test_N=test_N,
+        ids=(listed.enrol_ids, listed.test_ids),
+        enrol_N=listed.enrol_N,
+        test_N=listed.test_N,
         line_N=line_N,
     )
+    _check_labels(data_dir, listed, faults)
 
     # An enrolment id is an utterance, or a model of several utterances.
     for enrol_id, number in enrol_lines.items():
@@ -416,6 +489,95 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
             faults.add(
                 "unknown utterances", f"{line}; add it to wav.scp or drop the trial"
             )
+    return _note_pairs(data_dir, listed)
+
+
+def _check_labels(data_dir: DataDir, listed: ListedTrials, faults: Faults) -> None:
+    """Report labels that contradict the speakers: scoring would refuse them, after the training."""
+    # Ids without a speaker, -1, are reported elsewhere.
+    number_of: dict[str | None, int] = {}
+    for speaker in sorted(data_dir.speaker_names):
+        number_of[speaker] = len(number_of)
+    enrol_speakers = [data_dir.speaker_of(name) for name in listed.enrol_ids]
+    speakers = data_dir.speakers or {}
+    test_speakers = [speakers.get(name) for name in listed.test_ids]
+    enrol_numbers = np.array([number_of.get(name, -1) for name in enrol_speakers], int)
+    test_numbers = np.array([number_of.get(name, -1) for name in test_speakers], int)
+    enrol_speaker_N = enrol_numbers[listed.enrol_N]
+    test_speaker_N = test_numbers[listed.test_N]
+    has_speakers_N = (enrol_speaker_N >= 0) & (test_speaker_N >= 0)
+    is_same_speaker_N = enrol_speaker_N == test_speaker_N
+    is_wrong_N = has_speakers_N & (is_same_speaker_N != listed.is_target_N)
+    wrong_numbers = np.flatnonzero(is_wrong_N)
+    if not len(wrong_numbers):
+        return
+
+    def describe() -> Iterator[str]:
+        for index in wrong_numbers:
+            number = int(index)
+            enrol_id, test_id = listed.pair(number)
+            label = LABELS[int(listed.is_target_N[number])]
+            yield (
+                f"{listed.path}:{listed.line_N[number]}: is a {label}, but {enrol_id} is"
+                f" of {data_dir.speaker_of(enrol_id)} and {test_id} of"
+                f" {speakers[test_id]}; correct the list or utt2spk"
+            )
+
+    kind = "trials that contradict the speakers"
+    faults.add_first(kind, describe(), len(wrong_numbers))
+
+
+def _note_pairs(data_dir: DataDir, listed: ListedTrials) -> list[str]:
+    """Return notes on pairs that are listed in both orders, and of an utterance with itself."""
+    # Id -> index on the other side, -1 for ids that occur on one side only. A model is no
+    # utterance, even under the same name.
+    test_index = {name: index for index, name in enumerate(listed.test_ids)}
+    enrol_index: dict[str, int] = {}
+    for index, name in enumerate(listed.enrol_ids):
+        if name not in data_dir.models:
+            enrol_index[name] = index
+        else:
+            test_index.pop(name, None)
+    as_test = np.array([test_index.get(name, -1) for name in listed.enrol_ids], int)
+    as_enrol = np.array([enrol_index.get(name, -1) for name in listed.test_ids], int)
+
+    notes: list[str] = []
+    mirrored_enrol_N = as_enrol[listed.test_N]
+    mirrored_test_N = as_test[listed.enrol_N]
+    is_self_N = mirrored_test_N == listed.test_N
+    if is_self_N.any():
+        first = int(is_self_N.argmax())
+        number = count_of(int(is_self_N.sum()), "trial")
+        utterance, _ = listed.pair(first)
+        notes.append(
+            f"{listed.path}:{listed.line_N[first]}: {number} of an utterance with itself,"
+            f" the first of {utterance}; they are too easy, remove them"
+        )
+
+    may_be_mirror_N = (mirrored_enrol_N >= 0) & (mirrored_test_N >= 0) & ~is_self_N
+    number_M = np.flatnonzero(may_be_mirror_N)
+    num_test = len(listed.test_ids)
+    pair_M = listed.enrol_N[number_M].astype(np.int64) * num_test
+    pair_M += listed.test_N[number_M]
+    mirror_M = mirrored_enrol_N[number_M] * num_test + mirrored_test_N[number_M]
+    # Both orders get the same key. Equal keys become neighbours, in the order of their lines.
+    key_M = np.minimum(pair_M, mirror_M)
+    order_M = np.argsort(key_M, kind="stable")
+    is_equal = np.diff(key_M[order_M]) == 0
+    earlier_T = number_M[order_M[:-1][is_equal]]
+    later_T = number_M[order_M[1:][is_equal]]
+    if len(later_T):
+        first = int(later_T.argmin())
+        later = int(later_T[first])
+        earlier = int(earlier_T[first])
+        number = count_of(len(later_T), "trial")
+        pair = " ".join(listed.pair(later))
+        notes.append(
+            f"{listed.path}:{listed.line_N[later]}: {number} of the pair of an earlier trial"
+            f" in the other order, the first {pair} of line {listed.line_N[earlier]}; they"
+            " count twice, keep one of them"
+        )
+    return notes
 
 
 def _write(data_dir: DataDir) -> str:
@@ -437,4 +599,6 @@ def _write(data_dir: DataDir) -> str:
         summary = f"{count_of(num_speakers, 'speaker')}, {summary}"
     if rejected:
         summary += f"; {len(rejected)} left out, see {folder}/rejected.tsv"
+    if data_dir.trials and data_dir.speakers is None:
+        summary += "; no utt2spk, so no speakers: `speakerlab score` needs it"
     return f"{folder}: {summary}"

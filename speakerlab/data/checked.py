@@ -25,7 +25,7 @@ from speakerlab.data.tables import (
 )
 
 HEADERS, DECODED = ".checked", ".decoded"
-VERSION = 2  # of the rules of a check; a new version checks all directories again
+VERSION = 3  # of the rules of a check; a new version checks all directories again
 
 
 @dataclass(frozen=True)

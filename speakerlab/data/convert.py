@@ -34,8 +34,6 @@ MIN_OTHER_SHARE = 0.01
 MIN_OTHER_PEAK = 0.001
 # Waves that were normalised to a variance of 1, or amplified, have smaller peaks.
 MIN_INTEGER_PEAK = 64.0
-# Shorter than any syllable.
-MIN_VOICE_SECONDS = 0.05
 # Amplitudes of 16-bit values in int32 are smaller, and vanish when they are rounded to 16 bits.
 MIN_ROUNDED = 0.75 / audio.FULL_SCALE
 
@@ -59,6 +57,8 @@ def read_wave(
     """
     reading = _Reading(audio.name_of(source), channels)
     wave_S = _read(source, reading, sample_rate, source_rate)[:, 0]
+    if reading.is_cancelled():
+        raise ValueError(reading.describe_cancelled())
     reading.refuse_silence()
     reading.warn_of_other_channel()
     if check_levels:
@@ -93,6 +93,9 @@ def spool_wave(
     """
     reading = _Reading(audio.name_of(source), channels)
     (wave_S,) = _spool(source, reading, sample_rate, source_rate)
+    # Silence is no error here.
+    if reading.is_cancelled():
+        log.warning("%s", reading.describe_cancelled())
     reading.warn_of_other_channel()
     return wave_S
 
@@ -110,7 +113,9 @@ def warn_of_levels(wave_S: np.ndarray, *, sample_rate: int, where: str) -> None:
     measured = levels.measure(wave_S, sample_rate=sample_rate)
     if measured.lowest == measured.highest:
         return
-    fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
+    fault = levels.find_shortness(wave_S, sample_rate=sample_rate)
+    if fault is None:
+        fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
     if fault is not None:
         log.warning("%s: %s; check the recording", where, fault)
 
@@ -214,6 +219,20 @@ class _Reading:
         differs_C = differ_from(0, self.power_C, self.product_C, self.peak_C)
         return bool(differs_C.any())
 
+    def is_cancelled(self) -> bool:
+        """Return whether the mean of channels with sound has none, as in opposite phase."""
+        if self.channels != "mix" or not (self.peak_C > MIN_OTHER_PEAK).any():
+            return False
+        peak = max(np.abs(self.lowest_C).max(), np.abs(self.highest_C).max())
+        return bool(peak < 10 ** (levels.SILENT_DB / 20))
+
+    def describe_cancelled(self) -> str:
+        """Return the line about channels without sound in their mean."""
+        return (
+            f"{self.where}: has {self.num_channels} channels that cancel each other in"
+            " their mean; choose one of them with --channel N (in Python channels=N)"
+        )
+
     def refuse_silence(self, index: int = 0) -> None:
         """Raise ValueError if all samples of a channel that was read are equal."""
         value = self.lowest_C[index]
@@ -258,12 +277,12 @@ def _check_levels(
         bits = 24 if dtype == "int32" else 8
         fault = f"has {bits}-bit values in {dtype}; multiply them by 256"
     else:
+        # The length first: the statistics of a few samples say nothing.
+        fault = levels.find_shortness(wave_S, sample_rate=sample_rate)
+    if fault is None:
         fault = levels.find_fault(wave_S, measured, sample_rate=sample_rate)
     if fault is None:
         fault = levels.find_padding(wave_S)
-    seconds = len(wave_S) / sample_rate
-    if fault is None and seconds < MIN_VOICE_SECONDS:
-        fault = f"lasts {1000 * seconds:.0f} ms, too short for a voice"
     if fault is not None:
         log.warning("%s: %s; check the recording", where, fault)
 
@@ -321,7 +340,7 @@ def _spool(
         raise ValueError(_no_audio(reading.where))
     # Silence is no error here, but values that only rounding to 16 bits made silent are.
     peak = max(np.abs(reading.lowest_C).max(), np.abs(reading.highest_C).max())
-    if 0 < peak < MIN_ROUNDED:
+    if 0 < peak < MIN_ROUNDED and not reading.is_cancelled():
         peak_db = 20 * np.log10(peak)
         raise ValueError(_too_faint(reading.where, peak_db, source))
     return waves
@@ -376,10 +395,10 @@ def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     if hasattr(source, "detach"):
         source = _tensor_values(source, where)
     if not isinstance(source, np.ndarray):
-        raise ValueError(
-            f"{where}: is no audio, got {type(source).__name__}; give a path, bytes, an"
-            " open file, a numpy array or a tensor"
-        )
+        fix = "give a path, bytes, an open file, a numpy array or a tensor"
+        if isinstance(source, Iterator):
+            fix = "make a list of several recordings with list(...)"
+        raise ValueError(f"{where}: is no audio, got {type(source).__name__}; {fix}")
     is_floating = np.issubdtype(source.dtype, np.floating)
     if source.dtype not in INTEGERS and not is_floating:
         raise ValueError(

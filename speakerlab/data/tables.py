@@ -442,7 +442,8 @@ def write_data_dir(
     not_used: audio files left out on purpose, such as copies -> the reason.
     Raises ValueError with an example for an argument of another shape, and where a table cannot
     hold an id or a path. `speakerlab check` then compares the tables with one another and with the
-    files: missing audio, and trials of unknown utterances or given twice.
+    files: missing audio, and trials of unknown utterances, given twice, or with labels that
+    contradict the speakers.
     """
     folder = Path(folder)
     check_arguments(

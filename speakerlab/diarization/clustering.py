@@ -88,7 +88,8 @@ def cluster(
     if num_windows < min_speakers:
         raise ValueError(
             f"speakers: {min_speakers} requested, but there are only {num_windows}"
-            " windows of speech; lower the number, or use shorter windows"
+            " windows of speech; lower the number (in Python, a smaller"
+            " window_seconds gives more windows)"
         )
     unit_ND = unit_rows(emb_ND)
     most = min(max_speakers, num_windows)

@@ -130,7 +130,7 @@ def keep_the_better(
     else:
         hint = "; SimCLR needs the fewest" if config.task == "ssl" else ""
         log.warning(
-            "%s: no better than random; use more recordings or epochs%s",
+            "%s: no better than before training; use more recordings or epochs%s",
             text,
             hint,
         )

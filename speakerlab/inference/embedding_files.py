@@ -9,10 +9,10 @@ jsonl        one line {"id": ..., "embedding": [...]} per utterance, with the fe
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from speakerlab.core.atomic import replacing, write_text
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -51,8 +51,10 @@ def _write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
         "ids": json.dumps(table.ids),
         "model_sha256": table.model_sha256,
     }
+    content = save({"emb_ND": table.emb_ND}, metadata)
+    # Not `save_file`, whose error on a full disk is no OSError.
     with replacing(path) as partial:
-        save_file({"emb_ND": table.emb_ND}, partial, metadata)
+        partial.write_bytes(content)
     return path
 
 
@@ -68,9 +70,22 @@ def _write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
     return path
 
 
+# Format -> the endings of its files; the one that is written last is removed first.
+ENDINGS: Mapping[str, Sequence[str]] = {
+    "npy": ("json", "ids", "npy"),
+    "ark": ("scp", "ark"),
+    "safetensors": ("safetensors",),
+    "jsonl": ("jsonl",),
+}
 WRITERS: Mapping[str, Callable[[Path, EmbeddingTable], Path]] = {
     "npy": _write_npy,
     "ark": _write_ark,
     "safetensors": _write_safetensors,
     "jsonl": _write_jsonl,
 }
+
+
+def remove_embeddings(stem: Path, file_format: str) -> None:
+    """Remove the files of a format that an earlier run wrote to the same stem."""
+    for ending in ENDINGS[file_format]:
+        Path(f"{stem}.{ending}").unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from speakerlab.core.atomic import alone, replacing
 from speakerlab.core.reading import parse_json
@@ -44,8 +44,10 @@ def write_speakers(
         "names": json.dumps(list(speakers)),
     }
     unit_ND = np.stack(list(speakers.values()))
+    content = save({"unit_ND": unit_ND}, metadata)
+    # Not `save_file`, whose error on a full disk is no OSError.
     with replacing(path) as partial_file:
-        save_file({"unit_ND": unit_ND}, partial_file, metadata)
+        partial_file.write_bytes(content)
 
 
 def add_speakers(

@@ -124,7 +124,11 @@ class Extraction:
 
         Delete damaged tables and tables of another model, so that they do not count as finished.
         """
+        # Without the lock, because a finished table may be in a folder that cannot be written.
+        if self.read() is not None:
+            return None
         with self.alone():
+            # Another job may have joined the chunks.
             if self.read() is not None:
                 return None
             # Without its .json, a table counts as missing.

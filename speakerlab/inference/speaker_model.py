@@ -241,6 +241,13 @@ class SpeakerModel:
         progress: show a bar on a terminal or in a notebook, in this unit. check_levels: as in
         `embed_many`.
         """
+        # An open file is an iterator too, but a single recording.
+        is_iterator = isinstance(sources, Iterator) and not hasattr(sources, "read")
+        if is_iterator:
+            raise ValueError(
+                f"sources: must be a list of recordings, got {type(sources).__name__};"
+                " make a list of it with list(...)"
+            )
         # Text and bytes have a length too, but are a single recording.
         has_length = hasattr(sources, "__len__")
         if not has_length or isinstance(sources, str | Path | bytes):

@@ -23,8 +23,8 @@ from speakerlab.inference.onnx_model import open_session
 log = logging.getLogger(__name__)
 # Two words. A decision from less says little about the speaker.
 MIN_SPEECH_SECONDS = 0.5
-# A short syllable. From less, nothing is decided.
-MIN_DECISION_SECONDS = 0.1
+# From less, nothing is decided.
+MIN_DECISION_SECONDS = levels.MIN_VOICE_SECONDS
 SAMPLE_RATE, CONTEXT_SAMPLES = 16000, 64  # of Silero VAD
 BLOCK_SAMPLES = 16 * SAMPLE_RATE  # in one call; a multiple of the frame
 # Speech starts at the first probability, from WeSpeaker's recipe, and ends below the second.

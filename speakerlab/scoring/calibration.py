@@ -34,6 +34,9 @@ class Calibration:
     num_target: int
     num_nontarget: int
     source: str  # description of these trials
+    model_sha256: str | None = (
+        None  # of the model whose scores they are; not in older files
+    )
 
     def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
         """Return the log-likelihood ratio of the same speaker against different speakers."""

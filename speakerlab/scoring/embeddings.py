@@ -5,6 +5,7 @@ On disk a table is three files: `<stem>.npy` (float32, N x D), `<stem>.ids` (one
 `<stem>.json` (model hash, sizes, facts). The JSON is written last: if it exists, all files exist.
 """
 
+import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,8 +80,11 @@ class EmbeddingTable:
         facts_file = Path(f"{stem}.json")
         # If writing is interrupted, the old facts must not describe new files.
         facts_file.unlink(missing_ok=True)
-        with replacing(Path(f"{stem}.npy")) as path, path.open("wb") as stream:
-            np.save(stream, self.emb_ND, allow_pickle=False)
+        # In memory first: on a full disk, the error of `np.save` has no errno.
+        buffer = io.BytesIO()
+        np.save(buffer, self.emb_ND, allow_pickle=False)
+        with replacing(Path(f"{stem}.npy")) as path:
+            path.write_bytes(buffer.getbuffer())
         lines = [f"{utterance}\n" for utterance in self.ids]
         write_text(Path(f"{stem}.ids"), "".join(lines))
         num, dim = self.emb_ND.shape

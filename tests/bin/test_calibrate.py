@@ -1,15 +1,22 @@
 """Calibration: learned in training from validation speakers, and again from other recordings."""
 
 import io
+import json
 import shutil
 import sys
+from dataclasses import asdict
 from multiprocessing import get_context
 
-from refusals import refuses
+from full_disk import cannot_write
+from refusals import refused, refuses
 from tiny import read_json
 
+import speakerlab
 from speakerlab.bin import calibrate
+from speakerlab.checkpoints.model_files import write_tuning
 from speakerlab.core.atomic import locked
+from speakerlab.core.tuning import Tuning
+from speakerlab.data.tables import read_table
 
 
 class Terminal(io.StringIO):
@@ -139,3 +146,71 @@ def test_a_command_that_waited_does_not_replace_what_another_stored(
     # A lock does not come with a copy.
     calibrate.copy_model(folder, tmp_path / "copy")
     assert not (tmp_path / "copy/model" / calibrate.CALIBRATION_LOCK).exists()
+
+
+def test_the_calibration_of_another_model_is_refused(publish_to, data, tmp_path):
+    first, _, _ = publish_to("first")
+    second, _, _ = publish_to("second", "seed=1")
+    test_set = ["--data", str(data / "test")]
+    calibrate.main(["--model", str(first), *test_set])
+    content = read_json(first / "calibration.json")
+    sha256 = read_json(first / "card.json")["sha256"]
+    assert content["model_sha256"] == sha256
+    stored = second / "calibration.json"
+    shutil.copy(first / "calibration.json", stored)
+    with refuses(str(stored), sha256[:12], "speakerlab calibrate --force"):
+        speakerlab.load(second)
+    # What the message says helps.
+    calibrate.main(["--model", str(second), *test_set, "--force"])
+    calibration = speakerlab.load(second).calibration
+    assert calibration is not None
+    assert calibration.model_sha256 == read_json(second / "card.json")["sha256"]
+
+    # A file of an earlier version names no model.
+    del content["model_sha256"]
+    stored.write_text(json.dumps(content))
+    calibration = speakerlab.load(second).calibration
+    assert calibration is not None
+    assert calibration.threshold == content["threshold"]
+
+
+def test_the_clustering_of_another_model_is_refused(publish_to):
+    first, _, _ = publish_to("first")
+    second, _, _ = publish_to("second", "seed=1")
+    tuning = Tuning("ahc", 0.25, {"ahc": 0.125}, "made up")
+    write_tuning(first, tuning)
+    assert speakerlab.load(first).tuning.threshold == tuning.threshold
+    stored = second / "diarization.json"
+    shutil.copy(first / "diarization.json", stored)
+    with refuses(str(stored), "is of model", "--for diarization"):
+        speakerlab.load(second)
+    # A file of an earlier version names no model.
+    stored.write_text(json.dumps(asdict(tuning)))
+    assert speakerlab.load(second).tuning == tuning
+
+
+def test_speakers_of_the_training_are_warned_of(publish_to, data, caplog):
+    speakers = sorted(set(read_table(data / "test/utt2spk").values()))
+    classes = [*speakers[:2], f"{speakers[2]}#0.9", "x"]
+    folder, _, _ = publish_to("model", classes=classes)
+    arguments = ["--model", str(folder), "--data", str(data / "test"), "--force"]
+    calibrate.main(arguments)
+    warnings = "\n".join(caplog.messages)
+    assert refused(warnings, str(data / "test"), "on 2 of its 4 speakers")
+    # A model may come without the names of its speakers.
+    caplog.clear()
+    (folder / "speakers.txt").unlink()
+    calibrate.main(arguments)
+    assert "trained on" not in caplog.text
+
+
+def test_a_full_disk_is_an_error_of_the_copy(publish_to, data, tmp_path):
+    folder, _, _ = publish_to("source")
+    exp = tmp_path / "copy"
+    size = (folder / "embedder.safetensors").stat().st_size
+    arguments = ["--model", str(folder), "--data", str(data / "test")]
+    weights = exp / "model/embedder.safetensors"
+    with cannot_write(weights, num_bytes=size - 1):
+        calibrate.main([*arguments, "--out", str(exp)])
+    calibrate.main([*arguments, "--out", str(exp)])
+    assert (exp / "config.yaml").exists()

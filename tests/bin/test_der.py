@@ -210,6 +210,28 @@ def test_collar_overlap_and_regions_are_those_asked_for(tmp_path, caplog):
     assert f"{hyp}: recordings lacking, all missed: 1 (b)" in caplog.text
 
 
+def test_other_units_and_columns_of_the_hypothesis_are_warned_of(tmp_path, caplog):
+    turns = [("a", 0, 6, "ann"), ("a", 6, 4, "bob"), ("b", 1, 2, "ann")]
+    ref = write_rttm(tmp_path / "ref", *turns)
+
+    def warnings(*rows: tuple[str, float, float, str]) -> list[str]:
+        caplog.clear()
+        main([ref, write_rttm(tmp_path / "hyp", *rows)])
+        return [text for text in caplog.messages if "start and duration" in text]
+
+    milliseconds, ends = [], []
+    for recording, start, seconds, speaker in turns:
+        milliseconds.append((recording, 1000 * start, 1000 * seconds, speaker))
+        ends.append((recording, start, start + seconds, speaker))
+    (line,) = warnings(*milliseconds)
+    assert refused(line, str(tmp_path / "hyp"), "12000 s of speech", "12 s", "seconds")
+    (line,) = warnings(*ends)
+    assert refused(line, str(tmp_path / "hyp"), "20 s of time", "13 s")
+    assert warnings(*turns) == []
+    # Speech that is found twice, and false alarms after the end.
+    assert warnings(*turns, ("a", 0, 10, "cid"), ("a", 10, 4, "ann")) == []
+
+
 def test_what_cannot_be_scored_is_refused(tmp_path, pair):
     ref, hyp = pair
     with refuses(ref, "speech"):

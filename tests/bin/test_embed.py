@@ -9,6 +9,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 import pytest
+from full_disk import cannot_write
 from refusals import refused, refuses
 from safetensors import safe_open
 from voices import RATE, make_wave
@@ -364,6 +365,43 @@ def test_channels_are_chosen_mixed_or_apart(exp, wavs, tmp_path, caplog):
 
 def test_a_channel_that_is_missing_is_rejected(exp, wavs, tmp_path, capsys):
     options = ["--channel", "2", "--allow-rejected", "1"]
-    embed_all(exp, tmp_path / "out", wavs[0], *options)
+    with refuses(str(tmp_path / "out.rejected.tsv"), "1 of 1"):
+        embed_all(exp, tmp_path / "out", wavs[0], *options)
     assert refused(capsys.readouterr().err, str(wavs[0]), "1 channel")
     assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_no_earlier_embeddings_remain_if_all_files_are_rejected(
+    exp, wavs, tmp_path, read, share
+):
+    out = tmp_path / "new/out"
+    options = ["--format", read.__name__.removeprefix("read_")]
+    embed_all(exp, out, wavs[0], *options)
+    wavs[0].write_bytes(b"RIFF")
+    with refuses(f"{out}.rejected.tsv", "1 of 1 files"):
+        embed_all(exp, out, wavs[0], *options, "--allow-rejected", share)
+    assert [path.name for path in out.parent.iterdir()] == ["out.rejected.tsv"]
+
+
+def test_earlier_embeddings_are_removed_before_rejections_are_written(
+    exp, wavs, tmp_path, capsys
+):
+    out = tmp_path / "new/out"
+    embed_all(exp, out, *wavs)
+    wavs[0].write_bytes(b"RIFF")
+    options = ["--allow-rejected", "0.5"]
+    with cannot_write(f"{out}.rejected.tsv"):
+        embed_all(exp, out, *wavs, *options)
+    assert refused(capsys.readouterr().err, str(wavs[0]))
+    assert list(out.parent.iterdir()) == []
+    embed_all(exp, out, *wavs, *options)
+    assert read_npy(out)[0] == IDS[1:]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_full_disk_is_an_error_of_the_output(exp, wavs, tmp_path, read):
+    name = read.__name__.removeprefix("read_")
+    with cannot_write(tmp_path / f"out.{name}"):
+        embed_all(exp, tmp_path / "out", *wavs, "--format", name)

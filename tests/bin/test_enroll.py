@@ -64,6 +64,33 @@ def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     assert decision.startswith("decision: none")
 
 
+def test_a_file_that_is_given_twice_counts_once(tmp_path, make_exp, caplog):
+    folder = tmp_path / "of ann"
+    folder.mkdir()
+    first = folder / "first.wav"
+    second = folder / "second.wav"
+    for voice, path in enumerate((first, second)):
+        audio.write(path, make_wave(voice, 0, 1.0), RATE)
+    link = tmp_path / "link.wav"
+    link.symlink_to(first)
+    exp = make_exp("exp")
+    team = tmp_path / "team.safetensors"
+    options = ["--model", str(exp), "--speakers", str(team), "--device", "cpu"]
+    with caplog.at_level("INFO"):
+        enroll.main(["ann", str(first), str(first), str(link), *options])
+        enroll.main(["bob", str(first), *options])
+        enroll.main(["cid", str(folder), str(first), *options])
+    repeats = [text for text in caplog.messages if "used once" in text]
+    assert repeats == [
+        f"{first}: was given already, as {first}; used once",
+        f"{link}: was given already, as {first}; used once",
+        f"{first}: was given already, as {first}; used once",
+    ]
+    counts = [text for text in caplog.messages if "recordings: " in text]
+    assert "recordings: 1;" in counts[0]
+    assert "recordings: 2;" in counts[2]
+
+
 def test_every_recording_that_cannot_be_used_is_named(tmp_path, make_exp):
     exp = make_exp("exp")
     team = tmp_path / "team.safetensors"

@@ -305,6 +305,28 @@ def test_score_extracts_what_it_is_asked_for(make_exp, data, caplog):
     assert caplog.text.count("already extracted") == 2
 
 
+def test_a_finished_table_needs_no_right_to_write(make_exp, data, caplog, monkeypatch):
+    exp = make_exp("a")
+    run_extract(exp, data)
+    before = files(exp)
+
+    def refuse(path: Path) -> None:
+        raise ValueError(f"{path}: cannot be written")
+
+    # Root may write everywhere: the check is replaced, and the lock cannot be opened.
+    monkeypatch.setattr(extract, "check_writable", refuse)
+    lock = exp / "embeddings/test/.trained.lock"
+    lock.unlink()
+    lock.mkdir()
+    with caplog.at_level(logging.INFO):
+        run_extract(exp, data)
+    assert "already extracted" in caplog.text
+    assert files(exp) == before
+    table = f"{exp}/embeddings/test/trained.json"
+    with refuses(table, "cannot be written"):
+        run_extract(exp, data, "--per-speaker", "1")
+
+
 def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_path):
     exp = tmp_path / "untrained exp"
     command = f"speakerlab train --exp {exp}"

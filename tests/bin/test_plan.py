@@ -61,6 +61,12 @@ def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
     assert "counted: 0.1 GB for rooms (see --bank-gb); noise may take the GiB" in text
 
 
+@pytest.mark.parametrize("option", ["--gpu-mem", "--bank-gb"])
+def test_mebibytes_are_refused(option):
+    with refuses(option, "11000", "give 10.7"):
+        main([*TINY, option, "11000"])
+
+
 @pytest.mark.usefixtures("footprints")
 @pytest.mark.parametrize(
     ("options", "banks_gib", "line"),

@@ -269,7 +269,16 @@ def test_a_channel_of_two_recordings(make_exp, tmp_path, capsys):
         (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recording and --trials"),
         (["a.wav", "b.wav", "--threshold", "50"], "", "--threshold", 50),
         (["--trials", "FILE"], "a b\na\n", "FILE:2", "'a'"),
-        (["--trials", "FILE"], "a b\n", "a", ""),
+        (["--trials", "FILE"], '"my a.wav",b.wav\n', "FILE:1", "'enrol,test'"),
+        (["--trials", "FILE"], "my a.wav,b.wav\n", "FILE:1", "'enrol,test'"),
+        (["--trials", "FILE"], "a.wav,b.wav\n", "FILE:1", "'enrol,test'"),
+        (["--trials", "FILE"], "a.wav, b.wav\n", "FILE:1", "'enrol,test'"),
+        (["--trials", "FILE"], "\nmy a.wav my b.wav\n", "FILE:2", "'enrol,test'"),
+        (["--trials", "FILE"], "\nenrol,test\na,b,c\n", "FILE:3", "3 columns"),
+        (["--trials", "FILE"], "enrol,test,label\na,b,yes\n", "FILE:2", "'yes'"),
+        (["--trials", "FILE"], "enrol,test\na,b\nc,\n", "FILE:3", "pair 'a b'"),
+        (["--trials", "FILE"], "enrol,test\na,b,c\n", "FILE:2", "3 columns, not 2"),
+        (["--trials", "FILE"], "enrol,test\n", "FILE", "no pairs"),
         (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "FILE", "names a,"),
     ],
 )
@@ -282,6 +291,94 @@ def test_what_is_refused(make_exp, data_dir, tmp_path, arguments, text, subject,
     exp = make_exp("exp")
     with refuses(subject, value, error=Exception):
         verify.main([*arguments, "--model", str(exp)])
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["enrol,test\n", "Test;sex;Enrol\n", "file1\tfile2\n"],
+)
+def test_a_table_of_pairs_without_labels(make_exp, tmp_path, capsys, header):
+    voices = []
+    for number, name in enumerate(("my voice.wav", "other.wav")):
+        path = tmp_path / name
+        audio.write(path, make_wave(number, 0, 1.0), RATE)
+        voices.append(path)
+    first, second = voices
+    rows = {
+        "enrol,test\n": f'"{first}",{second}\n',
+        "Test;sex;Enrol\n": f"{second};f;{first}\n",
+        "file1\tfile2\n": f"{first}\t{second}\n",
+    }
+    pairs = tmp_path / "pairs"
+    pairs.write_text(header + rows[header])
+    exp = make_exp("exp")
+    (line,) = printed(capsys, "--trials", pairs, "--json", "--model", exp)
+    result = json.loads(line)
+    assert [result["a"], result["b"]] == [str(first), str(second)]
+    # A path with blanks is in quotes.
+    for options in ([], ["--threshold", "0.5"]):
+        (line,) = printed(capsys, "--trials", pairs, "--model", exp, *options)
+        names = f'"{first}" {second} '
+        assert line.startswith(names)
+        score, *_ = line.removeprefix(names).split()
+        assert float(score) == pytest.approx(result["score"], abs=1e-6)
+    line, *_ = printed(capsys, first, second, "--model", exp)
+    assert float(line.split()[1]) == pytest.approx(result["score"], abs=1e-6)
+
+
+def test_json_of_a_pair_that_cannot_be_read(make_exp, tmp_path, run):
+    voice = tmp_path / "voice.wav"
+    audio.write(voice, make_wave(0, 0, 1.0), RATE)
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"RIFF")
+    model = ["--model", make_exp("exp"), "--device", "cpu"]
+    command = ["-m", "speakerlab", "verify", voice, broken, *model]
+    finished = run(*command, "--json", code=1)
+    result = json.loads(finished.stdout)
+    assert list(result) == ["a", "b", "error"]
+    assert result["b"] == str(broken)
+    assert refused(result["error"], str(broken), "readable audio")
+    assert refused(finished.stderr, str(broken), "readable audio")
+    assert run(*command, code=1).stdout == ""
+    # An error of the model is none of the recordings.
+    assert run(*command, "--json", "--far", "0.01", code=1).stdout == ""
+
+
+def test_bad_files_do_not_stop_the_other_trials(make_exp, tmp_path, run):
+    voice = tmp_path / "voice.wav"
+    audio.write(voice, make_wave(0, 0, 1.0), RATE)
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"RIFF")
+    missing = tmp_path / "missing.wav"
+    pairs = tmp_path / "pairs"
+    rows = [(missing, broken), (voice, voice), (broken, voice), (broken, broken)]
+    pairs.write_text("".join(f"{first} {second}\n" for first, second in rows))
+    model = ["--model", make_exp("exp"), "--device", "cpu"]
+    command = ["-m", "speakerlab", "verify", "--trials", pairs, *model]
+    for options in ([], ["--threshold", "0.5"]):
+        finished = run(*command, *options, code=1)
+        (line,) = finished.stdout.splitlines()
+        assert line.startswith(f"{voice} {voice} 1.0000")
+        assert finished.stderr.count(f"{broken}: ") == 1
+        assert refused(finished.stderr, str(missing), "no such file")
+        assert "2 of 3 recordings" in finished.stderr
+        assert "--wav-scp" not in finished.stderr
+
+    lines = run(*command, "--json", code=1).stdout.splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [(row["a"], row["b"]) for row in results] == [
+        (str(first), str(second)) for first, second in rows
+    ]
+    assert [list(row)[2] for row in results] == ["error", "score", "error", "error"]
+    assert refused(results[0]["error"], str(missing), f"; {broken}: ")
+    assert results[3]["error"].count(str(broken)) == 1
+
+    # Ids without a wav.scp.
+    pairs.write_text("ann bob\n")
+    finished = run(*command, code=1)
+    assert finished.stdout == ""
+    assert refused(finished.stderr, "ann", "no such file")
+    assert "--wav-scp" in finished.stderr
 
 
 def test_a_channel_of_each_recording(make_exp, tmp_path, capsys):

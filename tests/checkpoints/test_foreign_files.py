@@ -83,6 +83,14 @@ def test_other_files_in_the_place_of_a_checkpoint_are_named(
         read_tensors(checkpoint.file)
 
 
+@pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"model": {}, "step": 3}])
+def test_a_checkpoint_without_tensors_is_called_empty(content, tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save(content, path)
+    with refuses(str(path), "no tensors", "is empty"):
+        read_tensors(path)
+
+
 def test_a_checkpoint_cut_short_is_called_incomplete(tmp_path):
     path = tmp_path / "a.pt"
     torch.save(TENSORS, path)

@@ -73,6 +73,17 @@ def test_a_flipped_byte_is_refused(publish_to, place):
         load_published(folder)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "card.json"])
+def test_a_folder_without_one_of_its_files_is_called_incomplete(publish_to, name):
+    folder, _, _ = publish_to("exp/model")
+    (folder / name).unlink()
+    for path in (folder, folder.parent):
+        with refuses(str(folder), name, "copy the model", error=FileNotFoundError):
+            load_published(path)
+        with refuses(str(folder), name, "copy the model", error=FileNotFoundError):
+            read_classes(path)
+
+
 @pytest.mark.parametrize("occupant", ["a file", "a folder of notes", "an experiment"])
 def test_a_model_replaces_nothing_but_a_model(publish_to, tmp_path, occupant):
     place = tmp_path / "model"

@@ -5,11 +5,14 @@ import stat
 from pathlib import Path
 
 import numpy as np
+import pytest
+from full_disk import cannot_write
 from refusals import refuses
 from safetensors.numpy import save_file
 
 from speakerlab.core.atomic import (
     check_writable,
+    copy_files,
     replacing,
     replacing_folder,
     write_text,
@@ -80,3 +83,43 @@ def test_the_longest_names_are_written_and_longer_ones_refused_first(tmp_path) -
         with refuses(f"{path}nnnn", "too long"):
             check_writable(tmp_path / f"{name}nnnn")
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_error_of_a_full_disk_names_the_output(tmp_path) -> None:
+    """A write names no file, and a copy its source first."""
+    with cannot_write(tmp_path / "a"):
+        write_text(tmp_path / "a", "text")
+    folder = tmp_path / "folder"
+    with cannot_write(folder / "b/c"), replacing_folder(folder) as fresh:
+        write_text(fresh / "b/c", "text")
+    with cannot_write(folder), replacing_folder(folder) as fresh:
+        (fresh / "c").write_text("text")
+    source = tmp_path / "source"
+    write_text(source / "b/c", "text")
+    with cannot_write(folder / "b/c"), replacing_folder(folder) as fresh:
+        copy_files(source, fresh)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_the_error_of_an_input_is_kept(tmp_path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "a"):
+        missing.read_text()
+    assert caught.value.filename == str(missing)
+    with (
+        pytest.raises(FileNotFoundError) as caught,
+        replacing_folder(tmp_path / "b") as fresh,
+    ):
+        copy_files(missing, fresh)
+    assert caught.value.filename == str(missing)
+
+
+def test_a_folder_is_copied_without_some_files(tmp_path) -> None:
+    for name in ("a", ".lock", "b/c", "b/.lock"):
+        write_text(tmp_path / "source" / name, name)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_files(tmp_path / "source", copy, leave_out=[".lock"])
+    names = [str(path.relative_to(copy)) for path in sorted(copy.rglob("*"))]
+    assert names == ["a", "b", "b/c"]
+    assert (copy / "b/c").read_text() == "b/c"

@@ -29,6 +29,16 @@ def test_a_report(lines, report):
     assert faults.report("end").splitlines() == report
 
 
+def test_of_millions_of_faults_only_the_first_become_text():
+    faults = Faults()
+    faults.add("trials", "0")
+    numbers = iter(range(1, 8))
+    faults.add_first("trials", map(str, numbers), 10**7)
+    assert next(numbers) == 6
+    report = faults.report().splitlines()
+    assert report == [*"01234", "... and 9999996 more trials"]
+
+
 def test_only_faults_raise():
     faults = Faults()
     assert not faults

@@ -6,9 +6,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 
-from speakerlab.core.reading import READ_BYTES, open_text, read_text, refuse_twins
+from speakerlab.core.reading import (
+    READ_BYTES,
+    describe_case_twins,
+    open_text,
+    read_text,
+    refuse_twins,
+)
 
 TEXT = "语音 é\nb\n"
 
@@ -92,6 +98,9 @@ def test_ids_like_the_beginning_of_another_format_are_read(tmp_path):
         ("s1", "\ufeffs1"),
         ("s\u00ad1\u200e", "s1\u2060"),
         ("caf\u00e9", "cafe\u0301"),
+        ("ANN", "\uff21\uff2e\uff2e"),
+        ("762005", "\uff17\uff16\uff12\uff10\uff10\uff15"),
+        ("\u30a2\u30f3", "\uff71\uff9d"),
     ],
 )
 def test_names_that_look_alike_are_refused(names):
@@ -102,6 +111,18 @@ def test_names_that_look_alike_are_refused(names):
     for name in names:
         refuse_twins([name, name], where="here", kind="speakers")
     refuse_twins(["\u0645\u06cc", "\u0645\u200c\u06cc"], where="", kind="")
+
+
+def test_names_that_differ_in_case_are_one_line():
+    def describe(*names: str) -> list[str]:
+        return describe_case_twins(names, where="here", kind="speakers")
+
+    assert describe("Ann", "Bob", "Ann") == []
+    assert describe("Strauss", "Strau\u00df") == []
+    (line,) = describe("bob", "\u00c9ve", "ann", "Ann", "ANN", "\u00e9ve")
+    assert refused(line, "here", "3 pairs of speakers", "Ann and ANN")
+    (line,) = describe("ann", "\uff21\uff2e\uff2e")
+    assert refused(line, "here", "1 pair of speakers")
 
 
 @pytest.mark.parametrize("length", range(READ_BYTES - 5, READ_BYTES + 2))

@@ -313,10 +313,99 @@ def test_trials_are_checked_in_every_format_that_is_scored(folder: Path, text):
     assert refused(line, f"{folder}/trials:{number}", "ghost")
     # A pair that scoring would refuse, after the training.
     (folder / "trials").write_text(text.format(last="spk0-1"))
-    (line,) = refusal(folder)
-    assert refused(line, f"{folder}/trials:{number}", f"repeats line {number - 1}")
+    repeat, contradiction = refusal(folder)
+    where = f"{folder}/trials:{number}"
+    assert refused(repeat, where, f"repeats line {number - 1}")
+    assert refused(contradiction, where, "spk0-1 of spk0")
     (folder / "trials").write_text(text.format(last="spk1-0"))
     check_data_dirs([folder])
+
+
+def test_labels_that_contradict_the_speakers_are_refused(make_data_dir):
+    trials = []
+    for take in range(3):
+        trials += [
+            ("spk0-0", f"spk1-{take}", False),
+            ("spk0-0", f"spk2-{take}", False),
+        ]
+    trials.append(("spk0-0", "spk0-1", True))
+    folder = make_data_dir(
+        "test",
+        speakers=[0, 1, 2],
+        seconds=[0.5, 0.5, 0.5],
+        trials=trials,
+        check=False,
+    )
+    right = (folder / "trials").read_text()
+    check_data_dirs([folder])
+    for name in ("utt2dur", ".checked"):
+        (folder / name).unlink(missing_ok=True)
+
+    # All labels are inverted.
+    inverted = right.replace(" nontarget", " same").replace(" target", " nontarget")
+    (folder / "trials").write_text(inverted.replace(" same", " target"))
+    *lines, rest = refusal(folder)
+    assert len(lines) == 5
+    for number, line in enumerate(lines, 1):
+        assert refused(line, f"{folder}/trials:{number}", "spk0-0 is of spk0")
+    assert rest == "... and 2 more trials that contradict the speakers"
+
+    # One utterance is of another speaker.
+    (folder / "trials").write_text(right)
+    change(folder, "utt2spk", {"spk2-0": "spk0"})
+    (line,) = refusal(folder)
+    assert refused(line, f"{folder}/trials", "nontarget", "spk2-0 of spk0")
+
+    # Without speakers, nothing is compared, and the summary says so.
+    (folder / "utt2spk").unlink()
+    (summary,) = check_data_dirs([folder])
+    assert "no utt2spk, so no speakers" in summary
+
+
+def test_pairs_in_both_orders_and_of_one_utterance_are_notes(make_data_dir):
+    folder = make_data_dir("test", speakers=[0, 1], seconds=[0.5, 0.5], check=False)
+    (folder / "trials").write_text(
+        "spk0-0 spk1-0 nontarget\n"
+        "spk0-0 spk0-1 target\n"
+        "spk1-1 spk1-1 target\n"
+        "spk0-1 spk0-0 target\n"
+        "spk1-0 spk0-0 nontarget\n"
+        "spk0-1 spk0-1 target\n"
+    )
+    same, mirror, _ = check_data_dirs([folder])
+    assert refused(same, f"{folder}/trials:3", "2 trials", "spk1-1")
+    assert refused(mirror, f"{folder}/trials:4", "2 trials", "spk0-1 spk0-0 of line 2")
+
+    # A model is no utterance, even under the same name.
+    (folder / "enroll.map").write_text("spk0-0 spk0-1\nspk1-1 spk1-0\n")
+    (folder / "trials").write_text(
+        "spk0-0 spk0-0 target\nspk0-0 spk1-1 nontarget\nspk1-1 spk0-0 nontarget\n"
+    )
+    assert len(check_data_dirs([folder])) == 1
+
+
+def test_speakers_that_look_alike_are_refused_or_noted(make_data_dir):
+    def make(name: str, speakers: list[int], spellings: dict[str, str]) -> Path:
+        folder = make_data_dir(name, speakers=speakers, check=False)
+        change(folder, "utt2spk", spellings)
+        return folder
+
+    wide = make("wide", [0, 1], {"spk0-0": "\uff11", "spk1-0": "1"})
+    with refuses(f"{wide}/utt2spk", "'1'", ascii("\uff11")):
+        check_data_dirs([wide])
+    alone = make("alone", [0, 1], {"spk0-0": "\uff11"})
+    digit = make("digit", [2, 3], {"spk2-0": "1"})
+    with refuses(f"{alone} and {digit}", "'1'", ascii("\uff11")):
+        check_data_dirs([alone, digit])
+
+    upper = make("upper", [4, 5], {"spk4-0": "Ann"})
+    lower = make("lower", [6, 7], {"spk6-0": "ann"})
+    assert len(check_data_dirs([upper])) == 1
+    note, *_ = check_data_dirs([upper, lower])
+    assert refused(note, f"{upper} and {lower}", "1 pair", "ann and Ann")
+    change(upper, "utt2spk", {"spk5-0": "aNN"})
+    note, *_ = check_data_dirs([upper])
+    assert refused(note, str(upper), "1 pair", "aNN and Ann")
 
 
 def test_stereo_is_a_note(folder: Path):
@@ -447,6 +536,13 @@ def test_broken_audio_of_a_model_in_a_trial_is_refused(conditioned):
         ("utt2dialect", "spk0-0 Wu Dialect\n", "utt2dialect", "Wu Dialect'"),
         ("enroll.map", "m spk0-0 spk7-7\n", "enroll.map", "spk7-7"),
         ("enroll.map", "m spk0-0\nn spk1-0 spk1-0\n", "enroll.map", "spk1-0 spk1-0"),
+        ("enroll.map", "m spk0-0\nn spk0-1 spk1-0\n", "enroll.map", "spk0, spk1"),
+        (
+            "trials",
+            "spk0-0 spk0-1 target\nm spk1-0 target\n",
+            "trials:2",
+            "m is of spk0",
+        ),
         ("trials", "m spk1-0 nontarget\nspk1-0 m nontarget\n", "trials:2", "m;"),
         ("trials", "x spk0-0 target\n", "trials:1", "x;"),
     ],

@@ -19,7 +19,7 @@ from scipy.signal import correlate
 from voices import make_wave
 
 from speakerlab.data import audio
-from speakerlab.data.convert import read_channels, read_wave
+from speakerlab.data.convert import read_channels, read_wave, spool_wave
 
 RATE = 16000
 
@@ -422,6 +422,23 @@ def test_a_silent_first_channel_names_the_other():
     assert len(wave_S) == RATE
 
 
+def test_channels_that_cancel_each_other(tmp_path: Path, caplog):
+    first_S = make_wave(0, 0, 1.0)
+    # Also with the noise of the last bit.
+    for second_S in (-first_S, 1 - first_S):
+        wave_SC = np.stack([first_S, second_S], axis=1)
+        for source in as_sources(tmp_path, wave_SC):
+            where = audio.name_of(source)
+            with refuses(where, "2 channels", "cancel each other", "--channel N"):
+                read_wave(source, sample_rate=RATE, channels="mix")
+        caplog.clear()
+        spool_wave(wave_SC, sample_rate=RATE, channels="mix")
+        (line,) = caplog.messages
+        assert "cancel each other" in line
+    with refuses("audio (ndarray)", "silent, got 0"):
+        read_wave(0 * wave_SC, sample_rate=RATE, channels="mix")
+
+
 @pytest.mark.parametrize("shape", [(8, 16000), (3, 16000), (16000, 8), (32, 4000)])
 def test_a_batch_is_not_taken_for_channels(shape):
     rng = np.random.default_rng(0)
@@ -465,6 +482,12 @@ def test_a_few_milliseconds_are_reported(caplog):
     read_wave(wave_S[4000:4100], sample_rate=RATE)
     (line,) = caplog.messages
     assert line.startswith("audio (ndarray): lasts 6 ms")
+    # Shorter than what is decided from, and so few samples that some are near the peak.
+    for num_samples, length in ((800, "50 ms"), (16, "1 ms")):
+        caplog.clear()
+        read_wave(wave_S[4000 : 4000 + num_samples], sample_rate=RATE)
+        (line,) = caplog.messages
+        assert line.startswith(f"audio (ndarray): lasts {length}, too short")
     caplog.clear()
     read_wave(wave_S[4000:5600], sample_rate=RATE)
     assert caplog.messages == []

@@ -20,6 +20,7 @@ from speakerlab.data.levels import (
     find_kind,
     find_other_sound,
     find_padding,
+    find_shortness,
     measure,
 )
 
@@ -202,6 +203,23 @@ def test_long_waves_are_measured_in_blocks():
     assert levels.highest == float_S.max()
     expected = np.corrcoef(float_S[1:], float_S[:-1])[0, 1]
     assert levels.correlation == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_samples", [2, 16, 320, 1599])
+def test_a_few_samples_are_short_and_not_clipped(num_samples):
+    wave_S = np.full(num_samples, 0.5, dtype=np.float32)
+    wave_S[::2] *= -1
+    assert fault_of(wave_S) is None
+    assert find_kind(wave_S, sample_rate=RATE) is None
+    shortness = find_shortness(wave_S, sample_rate=RATE)
+    assert shortness is not None
+    assert "too short for a voice" in shortness
+
+
+def test_a_tenth_of_a_second_may_be_clipped():
+    wave_S = FAULTY["clipped"][0][: RATE // 10]
+    assert "clipped" in str(fault_of(wave_S))
+    assert find_shortness(wave_S, sample_rate=RATE) is None
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 799, 800, 801])

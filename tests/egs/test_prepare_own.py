@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -174,16 +175,93 @@ def test_equal_names_of_one_folder_keep_their_endings(prepare, tmp_path):
     assert reason.startswith(f"{corpus}/anna/c_d.wav: ")
 
 
-def test_a_name_in_two_spellings_of_unicode_is_one_speaker(prepare, tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Ju\u0308rgen", "J\u00fcrgen"),
+        ("Ann", "\uff21\uff4e\uff4e"),
+        ("Ann", "Ann\u200b"),
+    ],
+)
+def test_a_name_in_two_spellings_of_unicode_is_one_speaker(prepare, tmp_path, names):
     corpus = tmp_path / "in"
     write_corpus(corpus, 1)
-    for number, name in enumerate(("Ju\u0308rgen", "J\u00fcrgen")):
+    for number, name in enumerate(names):
         (corpus / name).mkdir()
         audio.write(corpus / name / f"{number}.wav", make_wave(7, number, 0.5), RATE)
     prepare("own", corpus, tmp_path / "data")
-    assert set(names_of(tmp_path / "data").values()) == {"who_0", "J\u00fcrgen"}
+    first_name = unicodedata.normalize("NFC", names[0])
+    assert set(names_of(tmp_path / "data").values()) == {"who_0", first_name}
     ((_, reason),) = read_rejected(tmp_path / "data/train").values()
     assert "rename one of the folders" in reason
+    for name in names:
+        assert ascii(name) in reason
+
+
+def test_names_that_differ_in_case_are_one_line(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 1)
+    for number, name in enumerate(("Ann", "ann")):
+        (corpus / name).mkdir()
+        audio.write(corpus / name / f"{number}.wav", make_wave(7, number, 0.5), RATE)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert set(names_of(tmp_path / "data").values()) == {"who_0", "Ann", "ann"}
+    assert (
+        f"{corpus}: 1 pair of speakers whose names differ only in case, such as" in out
+    )
+
+
+DEEPER = "if the speakers are one level deeper"
+
+
+@pytest.mark.parametrize(
+    ("folders", "is_noted", "repeated"),
+    [
+        # Sessions with the same speakers; parts of a corpus; a speaker's sessions.
+        (
+            ["s1/ann", "s1/bob", "s2/ann", "s2/bob", "s3/bob", "s3/cy"],
+            True,
+            "bob is in 3",
+        ),
+        (["train/ann", "train/bob", "test/cy", "test/dan"], True, None),
+        (["ann/any/depth", "bob/any/depth"], False, None),
+        (["ann", "ann/1", "ann/2", "bob", "bob/1", "bob/2"], False, None),
+        (["ann/1", "ann/2", "bob", "cy"], False, None),
+    ],
+)
+def test_speakers_that_may_be_one_level_deeper_are_one_line(
+    prepare, tmp_path, folders, is_noted, repeated
+):
+    corpus = tmp_path / "in"
+    for number, name in enumerate(folders):
+        (corpus / name).mkdir(parents=True, exist_ok=True)
+        wave_S = make_wave(number, 0, 0.5)
+        audio.write(corpus / name / f"{number}.wav", wave_S, RATE)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert out.count(DEEPER) == is_noted
+    assert ("as speakers are in sessions" in out) == (repeated is not None)
+    if repeated is not None:
+        assert repeated in out
+
+
+def test_folders_without_a_recording_are_one_line(prepare, tmp_path):
+    corpus = tmp_path / "in"
+    write_corpus(corpus, 2)
+    assert "hold no recording" not in prepare("own", corpus, tmp_path / "data")
+    (corpus / "nobody").mkdir()
+    (corpus / "texts/deeper").mkdir(parents=True)
+    (corpus / "texts/deeper/a.txt").touch()
+    # Another name of a speaker's folder, and what an editor leaves, are no speakers.
+    (corpus / "alias").symlink_to(corpus / "who 1")
+    (corpus / ".git").mkdir()
+    # All of this speaker's recordings are left out.
+    (corpus / "quiet").mkdir()
+    audio.write(corpus / "quiet/0.wav", np.zeros(RATE, dtype=np.int16), RATE)
+    out = prepare("own", corpus, tmp_path / "data")
+    assert (
+        f"{corpus}: 3 of 5 folders hold no recording that can be used, such as no"
+        in (out)
+    )
 
 
 @pytest.mark.parametrize("kind", bad_recordings())

@@ -205,7 +205,7 @@ def test_the_result_is_compared_with_the_initial_weights(
     facts, is_unchanged, line = compare(before=good, after=bad)
     assert facts == worse
     assert is_unchanged
-    assert "no better than random" in line
+    assert "no better than before training" in line
     assert f"{100 * low:.2f}" in line
     assert f"{100 * high:.2f}" in line
     assert "5 validation" in line

@@ -65,6 +65,35 @@ def test_the_second_scoring_prints_the_same_table(experiment, is_kept, capsys):
         assert "digest" not in key
 
 
+def test_a_repeated_back_end_or_list_is_scored_once(experiment, is_kept, caplog):
+    exp, data = experiment
+    trials = str(data / "test/trials")
+    assert not is_kept("--backend", CHAINS[0], CHAINS[0])
+    assert f"--backend: {CHAINS[0]} is given 2 times, used once" in caplog.messages
+    rows = json.loads((exp / "results.json").read_text())
+    assert [row["backend"] for row in rows] == [CHAINS[0]]
+    # The results are those without the repeats.
+    assert is_kept("--backend", CHAINS[0])
+    caplog.clear()
+    score.main(["--exp", str(exp), "--trials", trials, trials])
+    assert f"--trials: {trials} is given 2 times, used once" in caplog.messages
+
+
+def test_a_wrong_list_is_the_only_line(experiment, tmp_path, caplog):
+    exp, data = experiment
+    outside = tmp_path / "other/trials"
+    outside.parent.mkdir()
+    outside.write_text((data / "test/trials").read_text())
+    caplog.set_level("INFO")
+    for path, subject, error in (
+        (data / "test", data / "test", ValueError),
+        (outside, outside.parent / "utt2spk", FileNotFoundError),
+    ):
+        with refuses(str(subject), error=error):
+            score.main(["--exp", str(exp), "--trials", str(path)])
+        assert caplog.messages == []
+
+
 @pytest.mark.slow
 def test_every_input_scores_again(experiment, is_kept, monkeypatch):
     exp, data = experiment

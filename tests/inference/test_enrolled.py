@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import cannot_write
 from refusals import refuses
 
 from speakerlab.core.atomic import alone
@@ -104,3 +105,12 @@ def test_the_file_has_the_mode_of_the_umask(mask, mode, tmp_path):
     finally:
         os.umask(previous)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_full_disk_is_an_error_of_the_file_and_keeps_its_speakers(tmp_path):
+    path = tmp_path / "team.safetensors"
+    add_speakers(path, speakers_of("ann"), model_sha256=SHA256, space=SHA256)
+    content = path.read_bytes()
+    with cannot_write(path):
+        add_speakers(path, speakers_of("bob"), model_sha256=SHA256, space=SHA256)
+    assert path.read_bytes() == content

@@ -274,6 +274,10 @@ def test_wrong_values_are_refused_in_one_line(open_small, wavs):
         ("embed", (wave_S, "16k"), "audio (ndarray)", "'16k'"),
         ("embed_many", ("a.flac",), "sources", ""),
         ("embed_many", (None,), "sources", ""),
+        ("embed_many", (iter(wavs),), "sources", "list(...)"),
+        ("embed_many", ((path for path in wavs),), "sources", "got generator; make"),
+        ("embed_many", (map(str, wavs),), "sources", "got map; make"),
+        ("enroll", ("eve", iter(wavs)), "audio (list_iterator)", "list(...)"),
         ("enroll", ("", wavs[0]), "enrol", "''"),
         ("enroll", (None, wavs[0]), "enrol", "None"),
         ("enroll", ("eve", []), "enrol", "eve"),
@@ -283,6 +287,9 @@ def test_wrong_values_are_refused_in_one_line(open_small, wavs):
         assert "\n" not in str(caught.value), method
     with refuses("far", "'x'"):
         model.compare(emb_D, emb_D, far="x")
+    # An open file is an iterator of lines, but one recording.
+    with Path(wavs[0]).open("rb") as opened, refuses("sources", "not one", "in a list"):
+        model.embed_many(opened)
 
     # Lists and tensors are embeddings, too.
     tensor_D = torch.from_numpy(emb_D)

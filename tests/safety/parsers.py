@@ -1,7 +1,6 @@
 """Every parser of files of a user: what writes valid ones, and how they are damaged."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from speakerlab.checkpoints.foreign import import_checkpoint
 from speakerlab.config.layers import CONF
 from speakerlab.config.schema import load_config
 from speakerlab.core import done
-from speakerlab.core.atomic import write_json
 from speakerlab.core.reading import read_json
 from speakerlab.data import tables
 from speakerlab.data.check import check_data_dirs
@@ -200,14 +198,14 @@ PARSERS: dict[str, Parser] = {
         ("calibration.json",),
         lambda path: model_files.read_calibration(path.parent),
         plain,
-        write=lambda path, section: write_json(path, asdict(section)),
+        write=readers.write_for_model,
     ),
     "tuning": Parser(
         valid.write_model,
         ("diarization.json",),
         lambda path: model_files.read_tuning(path.parent),
         plain,
-        write=lambda path, section: write_json(path, asdict(section)),
+        write=readers.write_for_model,
     ),
     "weights": Parser(
         valid.write_model,

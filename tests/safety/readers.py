@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from speakerlab.bin import command
 from speakerlab.checkpoints import foreign_files, toolkit_config
 from speakerlab.config.layers import CONF
 from speakerlab.config.schema import load_config
-from speakerlab.core.atomic import file_sha256
+from speakerlab.core.atomic import file_sha256, write_json
 from speakerlab.core.faults import Faults
 from speakerlab.core.trial_lines import LABELS
 from speakerlab.data import audio, banks, convert
@@ -101,6 +102,15 @@ def forge_card(path: Path) -> None:
     card_facts = json.loads(card.read_text())
     card_facts["sha256"] = file_sha256(path.with_name("embedder.safetensors"))
     card.write_text(json.dumps(card_facts))
+
+
+def write_for_model(path: Path, section: Any) -> None:
+    """Write what was learned for a model into the folder of a model of this sha256."""
+    card = {"sha256": section.model_sha256 or "", "embed_dim": 1, "parameters": 1}
+    write_json(path.parent / "card.json", card)
+    for name in ("config.yaml", "embedder.safetensors"):
+        (path.parent / name).touch()
+    write_json(path, asdict(section))
 
 
 def read_results(path: Path) -> list[str]:

@@ -106,7 +106,11 @@ PAIRS = Trials(
 )
 
 
-PAIR_LISTS = {"pairs": "a b\nc d\n", "kaldi": "a b target\n"}
+PAIR_LISTS = {
+    "pairs": "a b\nc d\n",
+    "kaldi": "a b target\n",
+    "table": 'enrol,test\na,"b c"\nc,d\n',
+}
 
 
 def write_texts(**contents: str) -> Callable[[Path], None]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 
 from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials
 
@@ -73,8 +73,9 @@ def test_a_list_of_several_pieces(tmp_path):
         ("1 a 0\n", ":1", "'1 a 0' can be read in two ways"),
         ("a b 1\nb c 0\na b 0\n", ":3", "a b repeats line 1"),
         ("", "", "no trials"),
-        ("enrol,test,label\na,b,1\na,b,2\n", ":3", "'2 a b'"),
-        ("enrol,test,label\na,b,1\nc,,0\n", ":3", "'0 c'"),
+        ("enrol,test,label\na,b,1\na,b,2\n", ":3", "'2'"),
+        ("enrol,test,label\na,b,1\nc,,0\n", ":3", "'c' and ''"),
+        ("enrol,test,label\nmy a.wav,b,1\n", ":2", "'my a.wav' and 'b'"),
         ("enrol,test,label\na,b,1\nc,d,0\na,b,0\n", ":4", "a b repeats line 2"),
         ("enrol,test,label\n", "", "no trials"),
         ("enrol,test\na,b\n", ":1", "'enrol,test'"),
@@ -86,6 +87,26 @@ def test_a_bad_line_is_named(tmp_path, text, line, value):
     path = written(tmp_path, text)
     with refuses(f"{path}{line}", value):
         read_trials(path)
+
+
+@pytest.mark.parametrize("label", ["yes", "no", "same", "-1", ""])
+def test_a_label_of_a_table_that_is_not_understood(tmp_path, label):
+    path = written(tmp_path, f"enrol,test,label\na,b,1\nc,d,{label}\n")
+    understood = "target, nontarget, 1, 0, true, false, tgt, imp"
+    with refuses(f"{path}:3", "label", understood, f"got '{label}'"):
+        read_trials(path)
+
+
+def test_repeats_are_named_in_the_order_of_their_lines(tmp_path):
+    text = "".join(f"{name} x target\n" for name in "abcdefgh")
+    path = written(tmp_path, text + "".join(reversed(text.splitlines(keepends=True))))
+    with pytest.raises(ValueError) as error:
+        read_trials(path)
+    *lines, rest, _ = str(error.value).splitlines()
+    assert len(lines) == 5
+    for number, (line, name) in enumerate(zip(lines, "hgfed"), 9):
+        assert refused(line, f"{path}:{number}", f"{name} x repeats line {17 - number}")
+    assert rest == "... and 3 more duplicate trials"
 
 
 def test_lines_are_counted_across_blocks(tmp_path):
