@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from speakerlab.core.counting import count_of
 from speakerlab.data.treatments import Treatment
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import DevelopmentSet, are_embedded, read_embedded
@@ -81,6 +82,7 @@ def evaluate(
     skipped: list[str] = []
     primary_replicates: Replicates | None = None
     for back_end in back_ends:
+        _refuse_shared_speakers(back_end, listed)
         scored = back_end.score(enrol, test, trials, num_enrol=listed.num_enrol)
         try:
             llr_N, source = calibrate(system, listed, back_end, scored, learn_from)
@@ -134,6 +136,17 @@ def evaluate(
         calibrated = f"calibrated with {source}" if source else "uncalibrated"
         log.info("%s: scored with %s; %s", listed.name, back_end.name, calibrated)
     return rows, scores, skipped
+
+
+def _refuse_shared_speakers(back_end: Chain, listed: TrialList) -> None:
+    """Raise ValueError if a back end was learned from speakers of the list."""
+    shared = sorted(back_end.learned_speakers & listed.speaker_names)
+    if shared:
+        raise ValueError(
+            f"{listed.path}: {count_of(len(shared), 'speaker')} of the development set"
+            f" occur in it, such as {shared[0]}, so {back_end.name} would know them; give"
+            " other speakers with --development"
+        )
 
 
 def read_sides(

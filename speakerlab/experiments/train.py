@@ -237,6 +237,7 @@ def build_training(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
+        # TensorBoard shows the configuration as text, and its values as hyper-parameters.
         config=to_yaml(config.to_dict()),
         settings=flatten(config.to_dict()),
     )
@@ -278,7 +279,7 @@ def build_task(
     """Build the task, which computes the loss of a batch, on the CPU."""
     # In three cases, ranks exchange more than gradients: a self-supervised objective takes
     # statistics over all of them, losses of distillation compare embeddings of all of them, and a
-    # large head of any task is split over them.
+    # large head may be split over them.
     needs_exchange = config.task in ("ssl", "distil") or build.is_head_split(
         config, ranks.world_size, num_classes
     )
@@ -295,7 +296,7 @@ def build_task(
 
 
 def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
-    """Tell the losses, and a projection that is kept, where the teacher's embeddings lie."""
+    """Tell the losses where the teacher's embeddings lie, and the projection, if there is one."""
     assert isinstance(task, DistillationTask)
     mean_D = torch.from_numpy(teaching.mean_D)
     task.distance.get_buffer("mean_D").copy_(mean_D)
@@ -431,8 +432,8 @@ def build_validation(
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
 
-    Where speakers are held out, the model of --init is published instead if its EER is not higher,
-    unless training.keep_better is false.
+    Where validation compares pairs, the model of --init is published instead if its EER is not
+    higher, unless training.keep_better is false.
     """
     exp_dir = training.exp_dir
     trainer = training.trainer
@@ -452,8 +453,8 @@ def train(training: Training) -> None:
         ranks.barrier("nothing changed")
         return
 
-    # Rank 0 averages, because it publishes. It has all weights for that: a split head is never
-    # averaged.
+    # Rank 0 averages, because it publishes. It has all weights for that: only the head of
+    # identification is averaged, and it is never split.
     averaged_steps: list[int] = []
     if ranks.is_first:
         averaged_steps = average_checkpoints(training)

@@ -42,6 +42,7 @@ class TrialList:
     models: Models
     columns: Mapping[str, Column]
     seconds: Mapping[str, float]  # of an utterance, or of all utterances of a model
+    speaker_names: frozenset[str] = frozenset()
 
     @property
     def protocol(self) -> str:
@@ -133,6 +134,7 @@ def read_trial_list(path: Path) -> TrialList:
         models,
         columns,
         seconds,
+        frozenset(speaker_of_id[name] for name in trials.ids),
     )
 
 

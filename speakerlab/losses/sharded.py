@@ -47,8 +47,7 @@ SPLITTABLE = tuple(
     name for name, head in HEADS.items() if issubclass(head, SoftmaxHead)
 )
 
-# With at most this probability, a step samples more classes than `_max_sampled_rows` returns. It
-# would then leave out those with the highest numbers, targets among them (`row_S` is cut off).
+# Probability at most that a step samples more classes than the bound of `_max_sampled_rows`.
 EXCESS_PROBABILITY = 1e-15
 
 
@@ -198,6 +197,7 @@ class ShardedHead(Head):
         is_masked_C = takes_part[:num_classes].logical_not()
         order_C = is_masked_C.argsort(stable=True)
         max_rows = self._max_sampled_rows(len(label_G))
+        # If more took part, which EXCESS_PROBABILITY rules out, the last ones would be left out.
         row_S = order_C[:max_rows]
         is_masked_S = is_masked_C[row_S]
         return _Comparison(

@@ -159,8 +159,8 @@ class CAMPPlus(nn.Module):
         map_BCFT = self.head(feats_B1FT)
 
         # The TDNN reads a sequence: channels and bins become the C x F channels of a frame.
-        # The map is in channels last. `flatten` alone would give the map's gradient torch's usual
-        # layout instead, and a mix of both layouts is slow.
+        # The convolutions leave the map in channels last. `flatten` alone would give the map's
+        # gradient torch's usual layout instead, and a mix of both layouts is slow.
         map_BCFT = keep_gradient_layout(map_BCFT)
         x_BCT = map_BCFT.flatten(1, 2)
         emb_BD1 = self.xvector(x_BCT)

@@ -56,7 +56,7 @@ LEARNED_STEPS = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
 QMF = "+qmf"
 # Parts of the protocol.
 QUALITY_TEXT = "log durations, norms and cohort means are added by logistic regression"
-# The callers check that it is true: no development speaker occurs in a trial.
+# `evaluate` refuses development speakers that occur in a trial.
 SOURCE_TEXT = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
 # Names of tables in error messages.
@@ -94,6 +94,8 @@ class Chain:
     with_quality: bool = False  # calibration also takes quality measures
     # The development set before all transforms: trials must be of the same model.
     learned_from: EmbeddingTable | None = None
+    # Its speakers, if a step was learned from them: they may be in no trial.
+    learned_speakers: frozenset[str] = frozenset()
 
     def score(
         self,
@@ -230,7 +232,7 @@ def build_chain(
 
     lda_dim: dimensions that LDA keeps. adapt: name, for the report, and embeddings of other
     utterances from the trials' domain, to which PLDA is adapted; their speakers need not be known.
-    A back end without PLDA ignores it, because `score` passes it to each back end of a list.
+    A back end without PLDA ignores it: `speakerlab score --adapt` has several back ends.
 
     Raises ValueError for a spec that cannot be read and for a missing development set, TooFewError
     if the development set is too small.
@@ -278,9 +280,10 @@ def build_chain(
             options.append(f"top-n={top_n}")
 
     source = ""
+    learned_speakers = frozenset[str]()
     if steps.learned():
-        num_speakers = len(set(development.speaker_M))
-        source = SOURCE_TEXT.format(len(table.ids), num_speakers)
+        learned_speakers = frozenset(development.speaker_M)
+        source = SOURCE_TEXT.format(len(table.ids), len(learned_speakers))
     protocol = _protocol(
         steps,
         num_dims=transformed_development.table.emb_ND.shape[1],
@@ -298,6 +301,7 @@ def build_chain(
         with_quality=steps.with_quality,
         # Even if no step was learned, a development set of another model is a mistake.
         learned_from=table,
+        learned_speakers=learned_speakers,
     )
 
 

@@ -80,8 +80,8 @@ class OptimizerStep:
         # Each backward pass adds to the gradients, which `updater.step` cleared at its end.
         try:
             for index in range(self.accumulation):
-                # Waits for data. x_B are the waves, (B, S), or stored features, (B, T, F); `batch`
-                # is what the loader read: labels, positions and draws.
+                # Waits for data: waves (B, S) or stored features (B, T, F) in `micro_batch.x_B`; in
+                # `micro_batch.batch` what the loader read: labels, positions and draws.
                 micro_batch = next(micro_batches)
                 seed = self.model_seed(step, index)
                 torch.manual_seed(seed)
@@ -297,8 +297,8 @@ class AfterStep:
 
         is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
         # In the middle of bad steps, a scheduled checkpoint is left out: a roll-back should return
-        # to one from before them. With `now` it is written in any case, so there is nothing to ask:
-        # reading the number of bad steps waits for a GPU.
+        # to one from before them. With `now` it is written in any case, and kept as a scheduled
+        # one, so there is nothing to ask: reading the number of bad steps waits for a GPU.
         if is_scheduled and not now:
             has_bad_steps = bool(int(state.updater.bad_in_a_row))
             is_scheduled = not has_bad_steps
@@ -326,6 +326,7 @@ class AfterStep:
         row["attempt"] = state.attempt
         if state.updater.scales_loss:
             row["loss_scale"] = float(state.updater.loss_scale)
+        # More of the task, such as the effective rank of the embeddings; a collective.
         row |= state.task.measure(state.ranks)
         device = state.ranks.device
         if device.type == "cuda":

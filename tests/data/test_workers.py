@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import connection, resource_sharer
 from pathlib import Path
 
@@ -126,10 +127,11 @@ class StuckDisk(TrainCrops):
     row = -1
 
     def __getitem__(self, slot):
-        if slot[2] == self.row and self.pipe.exists():
-            # waits for a writer
-            descriptor = os.open(self.pipe, os.O_RDONLY)
-            os.close(descriptor)
+        if slot[2] == self.row:
+            # Waits for a writer, until the pipe is gone.
+            with suppress(FileNotFoundError):
+                descriptor = os.open(self.pipe, os.O_RDONLY)
+                os.close(descriptor)
         return super().__getitem__(slot)
 
 
@@ -193,10 +195,13 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     pipe, path, load = stuck
 
     def let_go() -> None:
-        # of those who wait, and of those to come
-        opened = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        pipe.unlink()
-        os.close(opened)
+        # Nobody begins to wait any more. Who had found the pipe just before may still open it, so
+        # it is opened several times: each time ends the waiting of those who have opened it.
+        old = pipe.rename(pipe.with_name("old"))
+        for _ in range(20):
+            opened = os.open(old, os.O_RDWR | os.O_NONBLOCK)
+            time.sleep(0.05)
+            os.close(opened)
 
     # the message is repeated, and training continues
     opener = when(lambda: len(caplog.records) >= 2, let_go)

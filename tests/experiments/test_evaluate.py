@@ -227,6 +227,17 @@ def test_the_cohort_is_of_speakers_that_were_trained_on(experiment):
     assert read_development(exp, data / "other") is None
 
 
+def test_no_back_end_is_learned_from_speakers_of_the_trials(experiment):
+    exp, data = experiment
+    table = data / "test/utt2spk"
+    # A speaker of the test set has the name of one of the training set.
+    table.write_text(table.read_text().replace(" s1\n", " t1\n"))
+    with refuses(str(data / "test/trials"), "1 speaker", "t1", "--development"):
+        rows_of(exp, "--backend", "cosine+asnorm")
+    # Plain cosine learns nothing.
+    assert rows_of(exp, "--backend", "cosine")
+
+
 def test_averaged_enrolment(experiment):
     exp, data = experiment
     folder = data / "test"
