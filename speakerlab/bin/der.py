@@ -156,17 +156,17 @@ def warn_of_units(
         for path, turns in ((args.ref, reference[name]), (args.hyp, hypothesis[name])):
             speech[path] += sum(turn.end - turn.start for turn in turns)
             ends[path] += max((turn.end for turn in turns), default=0.0)
-    for what, seconds, most in (
+    for quantity, seconds, max_ratio in (
         ("speech", speech, MAX_SPEECH_RATIO),
         ("time up to the last turns", ends, MAX_END_RATIO),
     ):
-        if seconds[args.hyp] > most * seconds[args.ref] > 0:
+        if seconds[args.hyp] > max_ratio * seconds[args.ref] > 0:
             log.warning(
                 "%s: has %.6g s of %s, REF has %.6g s; the columns must be start and"
                 " duration, in seconds",
                 args.hyp,
                 seconds[args.hyp],
-                what,
+                quantity,
                 seconds[args.ref],
             )
             return
