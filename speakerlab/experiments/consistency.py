@@ -75,8 +75,7 @@ def lock_experiment(exp_dir: Path) -> TextIO:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
+        holder = _read_holder(file)
         file.close()
         raise ValueError(
             f"{exp_dir}: is being trained by {holder}; wait for it or use another --exp"
@@ -86,6 +85,18 @@ def lock_experiment(exp_dir: Path) -> TextIO:
     holder = f"process {os.getpid()} on {socket.gethostname()} since {started}"
     print(holder, file=file, flush=True)
     return file
+
+
+def _read_holder(file: TextIO) -> str:
+    """Return what the holder of a lock has written, or "another process"."""
+    # It may have taken the lock a moment ago, and not have written yet.
+    for _ in range(10):
+        file.seek(0)
+        holder = file.read().strip()
+        if holder:
+            return holder
+        time.sleep(0.1)
+    return "another process"
 
 
 class RankCorpus(NamedTuple):
