@@ -53,9 +53,9 @@ parse_options() { # FILE OPTION...: set the options that are declared above and 
 
 nearest() { # OPTION <DECLARATIONS: print a hint, the declared option that is most similar
   python3 -ISc 'import difflib, sys
-word, known = sys.argv[1], ["--" + line.split("=")[0].replace("_", "-") for line in sys.stdin]
-found = [k for k in known if k.startswith(word)] or difflib.get_close_matches(word, known, 1)
-print(f"did you mean {found[0]}?" if found else "see --help")' "${1,,}"
+word, known = sys.argv[1].lstrip("-"), [line.split("=")[0].replace("_", "-") for line in sys.stdin]
+found = word and [k for k in known if k.startswith(word)] or difflib.get_close_matches(word, known, 1)
+print(f"did you mean --{found[0]}?" if found else "see --help")' "${1,,}"
 }
 
 set_option() { # OPTION NAME KIND VALUE: check a value of this kind, and set the variable

@@ -617,6 +617,7 @@ def test_ranks_of_several_hosts(rank):
 
 REFUSED = {  # options of mini -> subject of the message, values that it names
     "--modle campplus": ("run.sh", "--modle", "--model"),
+    "--epochs 3": ("run.sh", "--epochs; see --help"),
     "--seed -1": ("--seed", "0-4294967295", -1),
     "--features mfcc": ("--features", "wave|fbank", "mfcc"),
     "--codec mp3": ("--codec", "pcm|flac", "mp3"),
