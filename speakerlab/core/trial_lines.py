@@ -21,7 +21,7 @@ from speakerlab.core.reading import open_text
 Format = tuple[str, int, set[str]]
 TrialLine = tuple[int, str, str, bool]  # number of the line, both ids, is_target
 PairLine = tuple[int, str, str]  # number of the line, both ids
-# Fields of a line, [] for a blank one, or what is wrong with it.
+# The fields of a line; [] for a blank line. A text says what is wrong with the line.
 Row = list[str] | str
 LABELS = ("nontarget", "target")  # in written lists; index: is_target
 TRUTH = {
@@ -249,7 +249,7 @@ def _table_rows(
 
 
 def _label_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield label, enrolment and test of each line; refuse those that are no id or label."""
+    """Yield label, enrolment id and test id of each line, or what is wrong with them."""
     for row in rows:
         if isinstance(row, str) or not row:
             yield row

@@ -362,12 +362,12 @@ def test_speakers_with_low_rates_alone_are_one_line(prepare, tmp_path):
         folder = corpus / f"call {number}"
         folder.mkdir()
         audio.write(folder / "a.wav", make_wave(7 + number, 1, 0.5, rate), rate)
-    # A speaker with both is told from the others by the voice, too.
+    # This speaker has recordings at both rates, so the rate does not tell who it is.
     audio.write(corpus / "who 0/low.wav", make_wave(0, 9, 0.5, 8000), 8000)
     assert low in prepare("own", corpus, tmp_path / "data")
     for number in range(3):
         shutil.rmtree(corpus / f"who {number}")
-    # All of one kind: the rate tells nothing.
+    # All speakers have low rates, so the rate tells none of them apart.
     audio.write(corpus / "call 0/b.wav", make_wave(7, 2, 0.5, 8000), 8000)
     assert "only recordings below" not in prepare("own", corpus, tmp_path / "low")
 
