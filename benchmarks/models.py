@@ -23,6 +23,7 @@ Letters: B batch, T frames, F mel bins, C classes, D embedding.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -319,7 +320,8 @@ def compare_with(
 ) -> Iterator[Any]:
     """Yield the rows of one model beside one peer."""
     size = options.micro_batch or (ON_CPU if options.device == "cpu" else ON_GPU)
-    sides = start_sides(
+    new_sides = partial(
+        start_sides,
         "models",
         options.threads,
         {} if case is None else {case.peer: options.peers[case.peer]},
@@ -330,8 +332,13 @@ def compare_with(
         settings=options.set,
     )
     if case is not None:
+        sides = new_sides()
         require_equal(*sides, f"{model}{case.suffix}", options)
+        close_sides(sides)
     for name, work, *precisions in rows:
+        # New processes: what earlier rows have freed and kept would not leave room for the two
+        # sides of ERes2Net, 20 GB in fp32.
+        sides = new_sides()
         runs = [
             run_of(side, work=work, precision=precision)
             for side, precision in zip(sides, precisions)
@@ -340,9 +347,9 @@ def compare_with(
         peaks = [
             s.ask("peak", work=work, precision=p) for s, p in zip(sides, precisions)
         ]
+        close_sides(sides)
         peak_fields = dict(zip(("peak_mib", "peer_peak_mib"), peaks))
         yield report(name, turns, **peak_fields)
-    close_sides(sides)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
