@@ -32,6 +32,6 @@ if stage 6 'scores of all folds, and the threshold'; then
   run python "$recipe/folds.py" pool --data "$data" --folds "$folds" --exp "$exp"
   say 'before and after fine-tuning, on speakers that the model was not trained on:'
   run speakerlab compare --trials "$data/all/test/trials" "$exp/folds/before.txt" "$exp/folds/after.txt"
-  say "to compare two recordings: speakerlab verify A.wav B.wav --model $exp"
+  say "if the EER has not fallen, keep $init; else: speakerlab verify A.wav B.wav --model $exp"
 fi
 exit

@@ -94,7 +94,8 @@ def reason_not_to_train(speakers: dict[str, str]) -> str | None:
         return None
     return (
         f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more,"
-        f" training needs {MIN_SPEAKERS}: only the threshold is calibrated"
+        f" training needs {MIN_SPEAKERS}: the threshold of a model (--init) can be"
+        " calibrated"
     )
 
 

@@ -176,8 +176,8 @@ def require_turns(args: Namespace) -> None:
     """Raise FileNotFoundError, one line, if REF or HYP does not exist."""
     if not args.ref.exists():
         raise FileNotFoundError(
-            f"{args.ref}: does not exist; the true turns are written by the prepare.py"
-            " of a recipe of diarization"
+            f"{args.ref}: does not exist; give the RTTM of the true turns, which the"
+            " prepare.py of a recipe of diarization writes for a public corpus"
         )
     if not args.hyp.exists():
         command = f"speakerlab diarize RECORDINGS --model MODEL --out {args.hyp}"

@@ -158,6 +158,7 @@ def plan_table(
         per_speaker=per_speaker,
         treatment=treatment,
     )
+    refuse_other_utterances(table, data_dir)
     # Check before the work: an error at the end would lose the results.
     try:
         check_writable(stem.with_name(f"{stem.name}.json"))
@@ -166,6 +167,26 @@ def plan_table(
         if table.read() is None:
             raise
     return table
+
+
+def refuse_other_utterances(table: "Extraction", data_dir: Path) -> None:
+    """Raise ValueError if the table's place holds embeddings of another directory.
+
+    Embeddings, scores and results are filed under the name of the directory alone, such as `test`.
+    A directory that has changed still has some of its utterances.
+    """
+    from speakerlab.scoring.embeddings import EmbeddingTable
+
+    try:
+        present = EmbeddingTable.load(table.stem)
+    except (ValueError, OSError, EOFError):  # missing, or damaged
+        return
+    if set(present.ids).isdisjoint(table.ids()):
+        raise ValueError(
+            f"{table.stem}: holds embeddings of another directory named"
+            f" {data_dir.name}, without any utterance of {data_dir}; rename one of the"
+            f" two directories, or remove {table.stem}.*"
+        )
 
 
 def choose_windows(embedder: "Embedder", seconds: float | None) -> dict[str, float]:

@@ -181,7 +181,10 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
         problem = "can be read in two ways" if matches else "is not a trial"
         format_names = "', '".join(FORMATS)
         fix = f"write '{format_names}', or a table whose header names enrol, test and label"
-        if len(fields) > 2 and not matches:
+        # Three fields, one of them a label, are in another order. More are names with blanks.
+        has_label = any(field.lower() in TRUTH for field in fields)
+        is_reordered = len(fields) == 3 and has_label
+        if len(fields) > 2 and not is_reordered:
             fix += "; give paths with blanks an id without blanks, in a wav.scp"
         raise ValueError(f"{path}:1: {' '.join(fields)!r} {problem}; {fix}")
     rows = map(str.split, chain([first], stream))

@@ -61,6 +61,7 @@ def read_wave(
         raise ValueError(reading.describe_cancelled())
     reading.refuse_silence()
     reading.warn_of_other_channel()
+    reading.warn_of_narrow_band(sample_rate)
     if check_levels:
         _check_levels(wave_S, sample_rate, reading.where, source)
     return wave_S
@@ -72,6 +73,7 @@ def read_channels(
     """Read wave_CS, every channel of a recording, as `read_wave` reads it."""
     reading = _Reading(audio.name_of(source), None, reads_each=True)
     wave_SC = _read(source, reading, sample_rate, source_rate)
+    reading.warn_of_narrow_band(sample_rate)
     wave_CS = np.ascontiguousarray(wave_SC.T)
     for index, wave_S in enumerate(wave_CS):
         reading.refuse_silence(index)
@@ -97,6 +99,7 @@ def spool_wave(
     if reading.is_cancelled():
         log.warning("%s", reading.describe_cancelled())
     reading.warn_of_other_channel()
+    reading.warn_of_narrow_band(sample_rate)
     return wave_S
 
 
@@ -105,7 +108,9 @@ def spool_channels(
 ) -> list[np.ndarray]:
     """Read wave_S of every channel, as `spool_wave` reads it."""
     reading = _Reading(audio.name_of(source), None, reads_each=True)
-    return _spool(source, reading, sample_rate, source_rate)
+    waves = _spool(source, reading, sample_rate, source_rate)
+    reading.warn_of_narrow_band(sample_rate)
+    return waves
 
 
 def warn_of_levels(wave_S: np.ndarray, *, sample_rate: int, where: str) -> None:
@@ -160,6 +165,7 @@ class _Reading:
         self.channels = channels
         self.reads_each = reads_each
         self.choice = "--channel N or mix (in Python channels=)"  # for messages
+        self.rate = 0  # of the recording
         self.num_channels = 0
         # Of the channels that are read.
         self.lowest_C = np.array(np.inf)
@@ -261,6 +267,19 @@ class _Reading:
                 self.where,
                 self.num_channels,
                 self.choice,
+            )
+
+    def warn_of_narrow_band(self, sample_rate: int) -> None:
+        """Warn of a telephone's rate, at which a voice sounds like another one's to a model."""
+        if self.rate <= sample_rate / 2:
+            log.warning(
+                "%s: has %d Hz, and is read at %d Hz: scores beside recordings of %d"
+                " Hz are too low; compare it with recordings of %d Hz",
+                self.where,
+                self.rate,
+                sample_rate,
+                sample_rate,
+                self.rate,
             )
 
 
@@ -366,6 +385,7 @@ def _stream_waves(
         array_blocks = _array_blocks(source, rate, reading)
         opened = nullcontext((int(rate), array_blocks))
     with opened as (rate, blocks):
+        reading.rate = rate
         if source_rate not in (None, rate):
             line = f"{where}: the file says {rate} Hz, got sample_rate={source_rate}"
             raise ValueError(f"{line}; leave it out for files")

@@ -129,6 +129,12 @@ def read_embedded(
         sample_rate = settings["frontend"]["sample_rate"]
         manifest = read_manifest([data_dir], sample_rate=sample_rate)
         manifest_digest = manifest.sha256()
+        if set(table.ids).isdisjoint(manifest.ids):
+            raise ValueError(
+                f"{stem}: these embeddings are of another directory named"
+                f" {data_dir.name}, without any utterance of {data_dir}; rename one of"
+                f" the two directories, or remove {stem}.* and {again}"
+            )
         if manifest_digest != made_from:
             raise ValueError(
                 f"{stem}: {data_dir} has changed since these embeddings were extracted,"

@@ -327,6 +327,23 @@ def test_a_finished_table_needs_no_right_to_write(make_exp, data, caplog, monkey
         run_extract(exp, data, "--per-speaker", "1")
 
 
+def test_another_directory_of_the_same_name_replaces_nothing(make_exp, data, tmp_path):
+    exp = make_exp("a")
+    run_extract(exp, data)
+    before = files(exp)
+
+    folder = tmp_path / "other" / "test"
+    wavs = {f"x{name}": data.parent / f"wav/{name}.wav" for name in NAMES[:4]}
+    write_data_dir(folder, wavs=wavs, speakers={x: x[-1] for x in wavs})
+    check_data_dirs([folder])
+    stem = f"{exp}/embeddings/test/trained"
+    with refuses(stem, "test", folder):
+        run_extract(exp, folder)
+    with refuses(stem, "test", folder):
+        read_embedded(exp, folder)
+    assert files(exp) == before
+
+
 def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_path):
     exp = tmp_path / "untrained exp"
     command = f"speakerlab train --exp {exp}"

@@ -19,7 +19,12 @@ from scipy.signal import correlate
 from voices import make_wave
 
 from speakerlab.data import audio
-from speakerlab.data.convert import read_channels, read_wave, spool_wave
+from speakerlab.data.convert import (
+    read_channels,
+    read_wave,
+    spool_channels,
+    spool_wave,
+)
 
 RATE = 16000
 
@@ -160,6 +165,22 @@ def test_another_rate_keeps_tones_and_lets_nothing_alias(rate):
         )
         amplitude_S = np.abs(high_S[middle])
         assert amplitude_S.max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_narrow"),
+    [(8000, True), (11025, False), (16000, False), (48000, False)],
+)
+def test_a_telephones_rate_is_told(tmp_path: Path, caplog, rate: int, is_narrow: bool):
+    wave_S = make_wave(0, 0, 1.0, rate)
+    path = tmp_path / "a.wav"
+    audio.write(path, wave_S, rate)
+    readers = [read_wave, read_channels, spool_wave, spool_channels]
+    for read in readers:
+        caplog.clear()
+        read(path, sample_rate=RATE)
+        is_told = f"{path}: has {rate} Hz" in caplog.text
+        assert is_told == is_narrow
 
 
 def test_resampling_in_blocks_is_resampling_at_once(tmp_path: Path):

@@ -60,6 +60,13 @@ def test_a_list_of_several_pieces(tmp_path):
     assert trials.is_target_N.tolist() == is_target
 
 
+def test_another_order_of_the_columns_is_no_matter_of_blanks(tmp_path):
+    path = written(tmp_path, "target a b\n")
+    with refuses(f"{path}:1", "'target a b'", "enrol test target|nontarget") as caught:
+        read_trials(path)
+    assert "blanks" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "value"),
     [

@@ -50,6 +50,11 @@ def refuse_other_corpus(data: Path, args: argparse.Namespace) -> None:
     # What a recipe makes itself is the same in any folder.
     if args.makes_corpus or prepared_from in (None, str(args.corpus)):
         return
+    if not args.corpus.exists():
+        raise ValueError(
+            f"--corpus: {args.corpus} does not exist; {data} was prepared from"
+            f" {prepared_from}"
+        )
     raise ValueError(
         f"--corpus: {args.corpus}, but {data} was prepared from {prepared_from}; give"
         f" each corpus folders of its own (run.sh: --data {data}_{args.corpus.name} and"
