@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from voices import RATE, make_noise, make_wave, manifest_of
 
 import speakerlab
 from speakerlab.checkpoints.published import load_published
+from speakerlab.core.bars import NOTEBOOK_KERNEL
 from speakerlab.data import audio
 from speakerlab.inference.batches import embed_pieces
 
@@ -111,6 +113,20 @@ def test_many_are_each_as_alone_in_order(open_small, wavs):
     assert relative_error(first_D, third_D) > 1e-2
     of_nothing_ND = model.embed_many([])
     assert of_nothing_ND.shape == (0, 16)
+
+
+@pytest.mark.parametrize("in_notebook", [True, False])
+def test_a_bar_counts_the_recordings_but_not_in_a_log(
+    open_small, wavs, capsys, monkeypatch, in_notebook
+):
+    if in_notebook:
+        kernel = ModuleType(NOTEBOOK_KERNEL)
+        monkeypatch.setitem(sys.modules, NOTEBOOK_KERNEL, kernel)
+    model = open_small()
+    capsys.readouterr()
+    model.embed_many(wavs, progress=True)
+    count = f"{len(wavs)}/{len(wavs)}"
+    assert (count in capsys.readouterr().err) == in_notebook
 
 
 def test_one_broken_among_many(open_small, wavs):
