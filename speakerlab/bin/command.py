@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, user errors also show a traceback
 SPEAKERS = Path("speakers.safetensors")  # default of --speakers
+
+
+def _stem(text: str) -> Path:
+    """Read the path of files without their ending; a folder is none."""
+    if text.endswith("/"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a folder; add the name of the files, such as {text}emb"
+        )
+    return Path(text)
+
+
 # The type of an option's value by its metavar; str for all other metavars.
 TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "DIR": Path,
@@ -35,7 +46,7 @@ TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "MODEL": Path,
     "REF": Path,
     "SCORES": Path,
-    "STEM": Path,
+    "STEM": _stem,
     "YAML": Path,
     "COSINE": float,
     "P": float,

@@ -400,6 +400,15 @@ def test_earlier_embeddings_are_removed_before_rejections_are_written(
     assert read_npy(out)[0] == IDS[1:]
 
 
+def test_a_folder_is_no_name_of_the_files(exp, wavs, tmp_path, capsys):
+    folder = f"{tmp_path}/new/"
+    arguments = ["--model", str(exp), "--out", folder]
+    with pytest.raises(SystemExit):
+        embed.main([*arguments, str(wavs[0])])
+    assert refused(capsys.readouterr().err, "speakerlab embed", folder)
+    assert not Path(f"{tmp_path}/new.npy").exists()
+
+
 @pytest.mark.parametrize("read", READERS)
 def test_a_full_disk_is_an_error_of_the_output(exp, wavs, tmp_path, read):
     name = read.__name__.removeprefix("read_")
