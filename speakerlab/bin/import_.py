@@ -10,7 +10,7 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX, table
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
-from speakerlab.core.atomic import copy_files, replacing_folder
+from speakerlab.core.atomic import copy_files, file_sha256, replacing_folder
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.write(table())
         return
     if str(args.checkpoint).startswith(PREFIX):
-        folder = import_from_hub(args.checkpoint, args.out)
+        folder = import_from_hub(args.checkpoint, args.out, force=args.force)
         sys.stdout.write(f"{folder}\n")
         return
 
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         config=args.model_config,
         frontend=args.frontend,
         speakers=args.speakers,
+        force=args.force,
     )
     log.info(
         "%s: written, %d dimensions, sha256 %s",
@@ -43,9 +44,12 @@ def main(arguments: Sequence[str]) -> None:
     )
 
 
-def import_from_hub(name: Path, out: Path | None) -> Path:
-    """Download a published model; return its folder: `out` or, by default, a cache folder."""
-    from speakerlab.checkpoints.published import refuse_other_folder
+def import_from_hub(name: Path, out: Path | None, *, force: bool) -> Path:
+    """Download a published model; return its folder: `out` or, by default, a cache folder.
+
+    force: also replace another model in `out`.
+    """
+    from speakerlab.checkpoints.published import refuse_loss, refuse_other_folder
 
     # Check before the download, which may take long.
     if out is not None:
@@ -53,6 +57,9 @@ def import_from_hub(name: Path, out: Path | None) -> Path:
     folder = local(name)
     if out is None:
         return folder
+    if not force:
+        digest = file_sha256(folder / "embedder.safetensors")
+        refuse_loss(out, digest)
     with replacing_folder(out) as fresh:
         copy_files(folder, fresh)
     return out
@@ -67,6 +74,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
         "--list", "list the names, training data and licences of all published models"
     )
     options.add("--out DIR", "model folder to write (default for hub:NAME: the cache)")
+    options.add("--force", "replace another model, or a calibrated one, in DIR")
     options.add(
         "--model-config FILE",
         "config.yaml of the toolkit (default: the one beside FILE)",
@@ -89,6 +97,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
         raise ValueError(
             f"--out: missing; give the model folder to write from {args.checkpoint}"
         )
+    if args.force and args.out is None:
+        raise ValueError("--force: has no effect without --out; leave it out")
     # Published models come with their configuration, front end and head.
     options_of_files = {
         "--model-config": args.model_config,

@@ -25,6 +25,7 @@ from speakerlab.checkpoints.published import (
 from speakerlab.checkpoints.recognise import (
     COUNTER,
     Recognised,
+    UnknownNetworkError,
     complete_args,
     recognise,
 )
@@ -62,13 +63,15 @@ def import_checkpoint(
     frontend: Toolkit | None = None,
     speakers: Path | None = None,
     about: Mapping[str, str] | None = None,
+    force: bool = False,
 ) -> Published:
     """Import a checkpoint as the model folder `out`.
 
     config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: the toolkit
     whose features the model takes, by default inferred from the checkpoint. speakers: the list of
-    training speakers, which names the rows of the head. about: facts to add to the card. Raises
-    ValueError or FileNotFoundError, and writes nothing, if any part of the checkpoint is unknown.
+    training speakers, which names the rows of the head. about: facts to add to the card. force:
+    also replace another model in `out`. Raises ValueError or FileNotFoundError, and writes nothing,
+    if any part of the checkpoint is unknown.
     """
     refuse_other_folder(out)
     with opened(path) as checkpoint:
@@ -102,7 +105,7 @@ def import_checkpoint(
             where=str(path),
         )
         if frontend is None and foreign.toolkit is None:
-            _warn_of_doubt(recognised, path)
+            _warn_of_doubt(recognised, path, checkpoint.other_config)
 
         # No tensor shows the features, except in files of ReDimNet2's authors.
         toolkit = recognised.row.toolkit
@@ -166,6 +169,7 @@ def import_checkpoint(
             facts={"source": source},
             head=head_state,
             speakers=classes,
+            force=force,
         )
     return load_published(out)
 
@@ -205,24 +209,31 @@ def _read_toolkit_config(path: Path | None) -> ForeignConfig:
     return foreign
 
 
-def _warn_of_doubt(recognised: Recognised, path: Path) -> None:
+def _warn_of_doubt(
+    recognised: Recognised, path: Path, other_config: Path | None = None
+) -> None:
     """Warn about a network of several toolkits, without a configuration that names one.
 
     With the features of another toolkit, the embeddings would be bad without any error.
+    other_config: a config.yaml that lies there but names no toolkit.
     """
+    doubt = "without a config.yaml"
+    if other_config is not None:
+        doubt = f"{other_config} does not tell whose it is, so"
     if recognised.is_of_both:
         log.warning(
-            "%s: both 3D-Speaker and WeSpeaker have this network; without a"
-            " config.yaml it is imported as 3D-Speaker's. If it is WeSpeaker's, use"
-            " --model-config or --frontend",
+            "%s: both 3D-Speaker and WeSpeaker have this network; %s it is imported as"
+            " 3D-Speaker's. If it is WeSpeaker's, use --model-config or --frontend",
             path,
+            doubt,
         )
     if recognised.row.title() == SAME_IN_SPEECHBRAIN:
         log.warning(
-            "%s: both 3D-Speaker and SpeechBrain have this network; without a"
-            " config.yaml it is imported as 3D-Speaker's. Do not use it if it is"
-            " SpeechBrain's, which has other features",
+            "%s: both 3D-Speaker and SpeechBrain have this network; %s it is imported as"
+            " 3D-Speaker's. Do not use it if it is SpeechBrain's, which has other"
+            " features",
             path,
+            doubt,
         )
 
 
@@ -315,6 +326,43 @@ def _published_names(
     where: str,
 ) -> dict[str, str]:
     """Return our name -> 3D-Speaker's name; ValueError names the settings 3D-Speaker lacks."""
+    _refuse_other_features(config, where)
+    # Importing our tensors as a 3D-Speaker checkpoint gives the map between the names.
+    our_model = config.model.name
+    try:
+        recognised = recognise(
+            _shapes_of(state),
+            toolkits=("3dspeaker",),
+            feat_dim=config.frontend["num_mel_bins"],
+            where=where,
+        )
+    except UnknownNetworkError as error:
+        nearest = error.nearest
+        # The settings of another model tell nothing about ours.
+        differing: list[str] = []
+        if nearest is not None and nearest.row.model == our_model:
+            differing = _differing_args(config, nearest)
+        missing = f"such {our_model}"
+        if differing:
+            missing = f"{our_model} with {', '.join(differing)}"
+        # Without the error of the import: its lines about tensors do not help here.
+        raise ValueError(
+            f"{where}: 3D-Speaker has no {missing}; use --format onnx"
+        ) from None
+    # Arguments without a tensor, such as a small constant, may still differ.
+    differing = _differing_args(config, recognised)
+    their_model = recognised.row.model
+    if their_model != our_model or differing:
+        difference = ", ".join(differing) or their_model
+        raise ValueError(
+            f"{where}: 3D-Speaker has no {our_model} with {difference}; use"
+            " --format onnx"
+        )
+    return recognised.names
+
+
+def _refuse_other_features(config: Config, where: str) -> None:
+    """Raise ValueError if 3D-Speaker cannot compute the features of a model."""
     # 3D-Speaker's features are the defaults of our Fbank, at 16 kHz, with any number of bins.
     # Dither is used in training only.
     wanted: dict[str, Any] = {}
@@ -336,32 +384,19 @@ def _published_names(
             " --format onnx"
         )
 
-    # Importing our tensors as a 3D-Speaker checkpoint gives the map between the names.
-    recognised = recognise(
-        _shapes_of(state),
-        toolkits=("3dspeaker",),
-        feat_dim=config.frontend["num_mel_bins"],
-        where=where,
-        outcome="3D-Speaker has no such model; use --format onnx",
-    )
-    # Arguments without a tensor, such as a small constant, may still differ.
+
+def _differing_args(config: Config, theirs: Recognised) -> list[str]:
+    """Return our arguments of a model that differ from a recognised one, as texts."""
     all_args = complete_args(config.model.name, config.model.args)
     our_args = _as_json(all_args)
-    their_args = _as_json(recognised.args)
+    their_args = _as_json(theirs.args)
     differing: list[str] = []
     for name in our_args.keys() | their_args.keys():
         our_value = our_args.get(name)
         if our_value != their_args.get(name):
             differing.append(f"{name}: {our_value}")
-    their_model = recognised.row.model
-    if their_model != config.model.name or differing:
-        # Sorted, because a set has no order: the message must be the same in every run.
-        difference = ", ".join(sorted(differing)) or their_model
-        raise ValueError(
-            f"{where}: 3D-Speaker has no {config.model.name} with {difference}; use"
-            " --format onnx"
-        )
-    return recognised.names
+    # A set has no order: the message must be the same in every run.
+    return sorted(differing)
 
 
 def _as_json(args: Mapping[str, object]) -> dict[str, Any]:

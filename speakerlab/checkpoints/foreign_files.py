@@ -68,6 +68,7 @@ class Checkpoint(NamedTuple):
     file: Path  # the tensors
     config: Path | None  # the toolkit's config.yaml
     classifier: Path | None  # 3D-Speaker's head
+    other_config: Path | None  # without `config`: a config.yaml that names no toolkit
 
 
 class RefusedError(ValueError):
@@ -107,10 +108,16 @@ def opened(path: Path) -> Iterator[Checkpoint]:
                         " can be imported"
                     )
             classifier = file.with_name("classifier.ckpt")
+            config, other_config = _configs_of(file)
+            # A message shall name the archive instead of the temporary folder.
+            if other_config is not None and place != path:
+                renamed = str(other_config).replace(str(place), str(path))
+                other_config = Path(renamed)
             yield Checkpoint(
                 file=file,
-                config=_config_of(file),
+                config=config,
                 classifier=classifier if classifier.exists() else None,
+                other_config=other_config,
             )
         # Name the archive instead of the folder that it was unpacked into.
         except ValueError as error:
@@ -119,8 +126,12 @@ def opened(path: Path) -> Iterator[Checkpoint]:
             raise ValueError(renamed) from error
 
 
-def _config_of(file: Path) -> Path | None:
-    """Return the toolkit's config.yaml beside a checkpoint or in the two folders above."""
+def _configs_of(file: Path) -> tuple[Path | None, Path | None]:
+    """Return the toolkit's config.yaml beside a checkpoint or in the two folders above.
+
+    If there is none: the nearest config.yaml that names no toolkit, as the second value.
+    """
+    other_config: Path | None = None
     folders = file.absolute().parents
     for folder in folders[:3]:
         config = folder / "config.yaml"
@@ -129,8 +140,10 @@ def _config_of(file: Path) -> Path | None:
         # A config.yaml of another program may lie in the folders above, but hardly beside the
         # checkpoint: that one is refused later.
         if folder == folders[0] or read_config(config).toolkit:
-            return config
-    return None
+            return config, None
+        if other_config is None:
+            other_config = config
+    return None, other_config
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

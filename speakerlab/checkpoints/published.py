@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from speakerlab.checkpoints.model_files import (
+    CALIBRATION,
+    TUNING,
     find_model,
     read_calibration,
     read_card,
@@ -70,10 +72,12 @@ def publish(
     head: Mapping[str, Tensor] | None = None,
     speakers: Sequence[str] = (),
     calibration: Calibration | None = None,
+    force: bool = True,
 ) -> str:
     """Write a model folder, replacing an older one; return the sha256 of the weights.
 
-    head: its tensors; speakers: the speakers of its rows. Imported models may have neither.
+    head: its tensors; speakers: the speakers of its rows. Imported models may have neither. force:
+    also replace another model, instead of raising ValueError.
     """
     refuse_other_folder(folder)
     num_parameters = 0
@@ -88,6 +92,8 @@ def publish(
             lines = [f"{name}\n" for name in speakers]
             write_text(fresh / "speakers.txt", "".join(lines))
         digest = file_sha256(fresh / "embedder.safetensors")
+        if not force:
+            refuse_loss(folder, digest)
         card = {
             "sha256": digest,
             "embed_dim": embedder.embed_dim,
@@ -120,6 +126,26 @@ def refuse_other_folder(folder: Path) -> None:
         raise ValueError(
             f"{folder}: already exists and is not a model folder; choose another path"
         )
+
+
+def refuse_loss(folder: Path, sha256: str) -> None:
+    """Raise ValueError if a model with weights of this digest would replace something else.
+
+    Another model may be the only copy, and what `calibrate` learned is in no import.
+    """
+    weights = folder / "embedder.safetensors"
+    if weights.exists() and file_sha256(weights) != sha256:
+        raise ValueError(
+            f"{folder}: already exists; use --force to replace its model, which is"
+            " another one, or give another --out"
+        )
+    for name in (CALIBRATION, TUNING):
+        file = folder / name
+        if file.exists():
+            raise ValueError(
+                f"{file}: already exists; use --force to replace its folder without"
+                " it, or give another --out"
+            )
 
 
 def load_published(path: Path) -> Published:

@@ -38,6 +38,14 @@ class Recognised:
     is_of_both: bool = False  # networks of both toolkits fit
 
 
+class UnknownNetworkError(ValueError):
+    """Tensors that are of no known architecture; nearest: the one with the most of them."""
+
+    def __init__(self, text: str, nearest: Recognised | None = None) -> None:
+        super().__init__(text)
+        self.nearest = nearest
+
+
 def recognise(
     shapes: Mapping[str, Shape],
     *,
@@ -45,20 +53,20 @@ def recognise(
     pooling: str | None = None,
     feat_dim: int = 80,
     where: str,
-    outcome: str = "nothing was imported",
 ) -> Recognised:
     """Return the architecture whose tensors have exactly these names and shapes.
 
     If networks of both toolkits fit, the network of the first of `toolkits` is taken. pooling: from
-    the configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
-    reports a partial match.
+    the configuration, as two poolings without tensors look alike. Raises UnknownNetworkError if
+    none fits.
     """
     rows = _rows_of(toolkits)
 
     # Compare with every row and choice of arguments. The nearest one has the most fitting tensors
     # and, if several have equally many, the fewest faults; it is only used in the message.
     fits: list[Recognised] = []
-    nearest = Faults()
+    nearest: Recognised | None = None
+    nearest_faults = Faults()
     best_likeness = (0, 0)
     verdict = ""
     for row in rows:
@@ -73,7 +81,8 @@ def recognise(
             likeness = (num_fitting, -num_faults)
             if likeness > best_likeness:
                 best_likeness = likeness
-                nearest = faults
+                nearest = candidate
+                nearest_faults = faults
                 tensors = [name for name in wanted if not name.endswith(COUNTER)]
                 verdict = (
                     f"{num_fitting} of {len(tensors)} tensors fit the nearest,"
@@ -84,14 +93,14 @@ def recognise(
         fitting_toolkits = {fit.row.toolkit for fit in fits}
         is_of_both = len(fitting_toolkits) > 1
         return replace(fits[0], is_of_both=is_of_both)
-    if not nearest:
+    if nearest is None:
         titles = sorted({row.title() for row in rows})
-        raise ValueError(
+        raise UnknownNetworkError(
             f"{where}: holds no known architecture, but {len(shapes)} tensors"
             f" ({', '.join(list(shapes)[:3])}, ...); known are {', '.join(titles)}"
         )
-    verdict = f"{where}: matches no known architecture; {verdict}; {outcome}"
-    raise ValueError(nearest.report(verdict))
+    verdict = f"{where}: matches no known architecture; {verdict}; nothing was imported"
+    raise UnknownNetworkError(nearest_faults.report(verdict), nearest)
 
 
 def _rows_of(toolkits: Iterable[Toolkit]) -> list[Architecture]:

@@ -13,9 +13,9 @@ from speakerlab.checkpoints.published import load_published
 from speakerlab.models import MODELS
 
 
-def save_checkpoint(path: Path) -> None:
+def save_checkpoint(path: Path, *, seed: int = 1) -> None:
     """Save a checkpoint as 3D-Speaker does."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     backbone = MODELS["campplus"](embed_dim=16, init_channels=32, growth_rate=8)
     torch.save(backbone.state_dict(), path)
 
@@ -37,6 +37,45 @@ def test_an_imported_checkpoint_is_exported_bit_for_bit(tmp_path: Path, caplog) 
     assert theirs.keys() == ours.keys()
     for name, tensor in theirs.items():
         assert torch.equal(tensor, ours[name])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file of a model folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_another_model_is_replaced_only_by_force(tmp_path: Path) -> None:
+    first = tmp_path / "first.bin"
+    second = tmp_path / "second.bin"
+    save_checkpoint(first)
+    save_checkpoint(second, seed=2)
+    model = tmp_path / "model"
+    import_.main([str(first), "--out", str(model)])
+    before = contents(model)
+    # The same model again: nothing is lost.
+    import_.main([str(first), "--out", str(model)])
+    assert contents(model) == before
+
+    with refuses(str(model), "already exists; use --force", "--out"):
+        import_.main([str(second), "--out", str(model)])
+    assert contents(model) == before
+    assert sorted(tmp_path.iterdir()) == [first, model, second]
+    import_.main([str(second), "--out", str(model), "--force"])
+    assert contents(model)["embedder.safetensors"] != before["embedder.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["calibration.json", "diarization.json"])
+def test_calibration_is_lost_only_by_force(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "a.bin"
+    save_checkpoint(file)
+    model = tmp_path / "model"
+    import_.main([str(file), "--out", str(model)])
+    (model / name).write_text("{}")
+    with refuses(str(model / name), "already exists; use --force", "--out"):
+        import_.main([str(file), "--out", str(model)])
+    assert (model / name).exists()
+    import_.main([str(file), "--out", str(model), "--force"])
+    assert not (model / name).exists()
 
 
 def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -88,12 +127,25 @@ def test_published_model_is_copied_from_the_cache(
     export.main([model, "--format", "3dspeaker", "--out", str(out)])
     assert out.exists()
 
+    # The same model may be copied again, but not over another one.
+    import_.main([model, "--out", str(copy)])
+    other = tmp_path / "other.bin"
+    save_checkpoint(other, seed=2)
+    import_.main([str(other), "--out", str(copy), "--force"])
+    before = contents(copy)
+    with refuses(str(copy), "already exists; use --force", "--out"):
+        import_.main([model, "--out", str(copy)])
+    assert contents(copy) == before
+    import_.main([model, "--out", str(copy), "--force"])
+    assert contents(copy) == contents(folder)
+
 
 @pytest.mark.parametrize(
     ("arguments", "subject", "value"),
     [
         ([], "import", "--list"),
         (["a.bin"], "--out", "a.bin"),
+        (["hub:campplus", "--force"], "--force", "--out"),
         (
             ["hub:campplus", "--model-config", "a.yaml"],
             "--model-config",

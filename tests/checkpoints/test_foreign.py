@@ -295,13 +295,16 @@ def test_export_refuses_what_3dspeaker_would_not_reproduce(
     dilated = parse_config({"model": {"name": "campplus", "args": args}})
     refusals = [
         (dilated, "dilations: [1, 1, 2]"),
-        (make_config(), "nearest, campplus"),
+        # Their tensors differ as well.
+        (make_config(), "campplus with blocks: [1, 1, 1]"),
+        (parse_config({"model": {"name": "redimnet"}}), "no such redimnet"),
     ]
     for config, value in refusals:
         embedder = build.build_embedder(config)
         publish(tmp_path / "own", embedder=embedder, config=config, facts={})
-        with refuses(str(tmp_path / "own"), value):
+        with refuses(str(tmp_path / "own"), value, "--format onnx") as caught:
             export_3dspeaker(tmp_path / "own", tmp_path / "a.ckpt")
+        assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.ckpt").exists()
 
 
@@ -383,6 +386,31 @@ def test_network_of_both_toolkits_is_warned_about(
     caplog.clear()
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "b", frontend="3dspeaker")
     assert "have this network" not in caplog.text
+
+
+def test_configuration_that_names_no_toolkit_is_named_in_the_warning(
+    checkpoints, tmp_path: Path, caplog
+) -> None:
+    file = checkpoints["3dspeaker"]
+    import_checkpoint(file, tmp_path / "a")
+    assert "without a config.yaml" in caplog.text
+    caplog.clear()
+
+    # It is of another program, or has lost the section of the model.
+    config = file.parents[1] / "config.yaml"
+    config.write_text("batch_size: 32\n")
+    import_checkpoint(file, tmp_path / "b")
+    assert f"{config} does not tell" in caplog.text
+    assert "without a config.yaml" not in caplog.text
+    caplog.clear()
+
+    # In an archive, its path starts with the archive's.
+    archive = tmp_path / "campplus.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(file, arcname=f"a/{file.name}")
+        tar.add(config, arcname="config.yaml")
+    import_checkpoint(archive, tmp_path / "c")
+    assert f"{archive}/config.yaml does not tell" in caplog.text
 
 
 def test_network_that_speechbrain_has_too_is_warned_about(caplog) -> None:

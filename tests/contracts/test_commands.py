@@ -72,7 +72,7 @@ PUBLISHED = {
         "--model! --data! --for=verification|diarization --far+ --out --force?"
     ),
     "import": (
-        "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers"
+        "FILE? --list? --out! --force? --model-config --frontend=3dspeaker|wespeaker --speakers"
     ),
     "card": "MODEL",
     "check-part": "PART --plugins --set*",
