@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 # Importing the package and `speakerlab --help` need neither numpy nor torch.
 if TYPE_CHECKING:
+    import torch
+
     from speakerlab.inference.speaker_model import SpeakerModel
 
 __version__ = "0.1.0"
@@ -18,15 +20,16 @@ __version__ = "0.1.0"
 def load(
     model: str | Path,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: "str | torch.device" = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     plugins: str | Path | None = None,
 ) -> "SpeakerModel":
     """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
 
-    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
-    has the precision of its export. plugins: folder of the module with a model's class that is not
-    part of speakerlab; its code is run. Raises ValueError or FileNotFoundError with one line.
+    device: auto, cpu, cuda or cuda:N; auto is a GPU if there is one. precision: of the backbone;
+    auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file has the precision of its
+    export. plugins: folder of the module with a model's class that is not part of speakerlab; its
+    code is run. Raises ValueError or FileNotFoundError with one line.
     """
     from speakerlab.inference.speaker_model import load_model
 

@@ -22,6 +22,7 @@ from speakerlab.data.convert import (
     spool_wave,
     warn_of_levels,
 )
+from speakerlab.data.levels import find_other_sound, measure
 from speakerlab.diarization.channels import remove_cross_talk
 from speakerlab.diarization.clustering import (
     MAX_SPEAKERS,
@@ -59,7 +60,7 @@ class Diarization:
     seconds: float  # length of the recording
     segments: Sequence[Segment]
     # Name -> mean embedding (D,), in order of appearance.
-    speakers: Mapping[str, np.ndarray]
+    speakers: Mapping[str, np.ndarray] = field(repr=False)
     # Name -> match among the enrolled speakers; empty without `known`.
     matches: Mapping[str, Match] = field(default_factory=dict)
 
@@ -530,7 +531,10 @@ def _find_regions(
     if overlap is not None:
         local = overlap.run(wave_S, sample_rate=sample_rate)
     if regions is None:
-        if vad is None and local is not None:
+        if _is_other_sound(wave_S, sample_rate):
+            # By its energy, noise would be speech. A warning has named the sound.
+            regions = []
+        elif vad is None and local is not None:
             regions = local.speech()
         else:
             regions = find_speech(
@@ -547,6 +551,15 @@ def _find_regions(
         if start < end:
             inside.append((start, end))
     return inside, local
+
+
+def _is_other_sound(wave_S: np.ndarray, sample_rate: int) -> bool:
+    """Return whether a whole recording is noise or a tone."""
+    # A constant, such as digital silence, has no spectrum.
+    if not np.ptp(wave_S):
+        return False
+    measured = measure(wave_S, sample_rate=sample_rate)
+    return find_other_sound(wave_S, measured, sample_rate=sample_rate) is not None
 
 
 def audible_windows(

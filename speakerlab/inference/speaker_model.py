@@ -32,6 +32,8 @@ from speakerlab.inference.speech import MIN_DECISION_SECONDS, warn_of_little_spe
 from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
+    import torch
+
     from speakerlab.diarization.clustering import Method
     from speakerlab.diarization.regions import Region
     from speakerlab.inference.diarize import Diarization
@@ -98,7 +100,7 @@ class Identification:
 def load_model(
     model: str | Path,
     *,
-    device: str = "auto",
+    device: "str | torch.device" = "auto",
     precision: str = "fp32",
     plugins: Path | None = None,
 ) -> "SpeakerModel":
@@ -119,9 +121,10 @@ def load_model(
     if model.suffix == ".onnx":
         from speakerlab.inference.onnx_model import OnnxModel
 
-        if device == "cuda":
+        if str(device) not in ("auto", "cpu"):
             raise ValueError(
-                "device: an .onnx file runs on the CPU, not on cuda; use cpu or auto"
+                f"device: an .onnx file runs on the CPU, not on {device}; use cpu or"
+                " auto"
             )
         if precision == "bf16":
             raise ValueError(

@@ -4,6 +4,7 @@ Letters: B rows, S samples, N embeddings, C classes, D embedding dimensions.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from speakerlab.checkpoints.model_files import (
 )
 from speakerlab.checkpoints.published import load_published, read_tensors_of
 from speakerlab.config.schema import load_config
+from speakerlab.core.counting import count_of
 from speakerlab.losses.head import Head
 from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import card_of, resolve_precision
@@ -30,23 +32,39 @@ from speakerlab.training.precision import card_of, resolve_precision
 os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
+def choose_device(name: str | torch.device) -> torch.device:
+    """Return the device of a name: auto, cpu, cuda or cuda:N, or a `torch.device`.
+
+    Only `auto` falls back to the CPU, which is much slower; else ValueError without the GPU.
+    """
+    name = str(name)
+    num_gpus = 0 if name == "cpu" else count_gpus()
+    if name == "auto":
+        return torch.device("cuda" if num_gpus else "cpu")
+    named_gpu = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if name != "cpu" and named_gpu is None:
+        raise ValueError(f"device: must be auto, cpu, cuda or cuda:N, got '{name}'")
+    if named_gpu is not None and int(named_gpu[1] or 0) >= num_gpus:
+        number = count_of(num_gpus, "GPU") if num_gpus else "no GPU"
+        raise ValueError(
+            f"device: {name} requested, but {number} was found; use cpu or auto"
+        )
+    return torch.device(name)
+
+
 class TorchModel:
     """PyTorch runtime of `SpeakerModel`; the other runtime is `OnnxModel`."""
 
     def __init__(
-        self, path: Path, *, device: str = "auto", precision: str = "fp32"
+        self,
+        path: Path,
+        *,
+        device: str | torch.device = "auto",
+        precision: str = "fp32",
     ) -> None:
-        """Load the model of a folder or experiment. device: auto, cpu or cuda."""
+        """Load the model of a folder or experiment. device: see `choose_device`."""
         published = load_published(path)
-        has_gpu = device != "cpu" and count_gpus() > 0
-        if device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'")
-        # Only `auto` falls back to the CPU, which is much slower.
-        if device == "cuda" and not has_gpu:
-            raise ValueError(
-                "device: cuda requested, but no GPU was found; use cpu or auto"
-            )
-        self.device = torch.device("cuda" if has_gpu else "cpu")
+        self.device = choose_device(device)
         self.process = os.getpid()
         card = card_of(self.device)
         resolved = resolve_precision(precision, self.device, [card])

@@ -115,6 +115,20 @@ def test_many_are_each_as_alone_in_order(open_small, wavs):
     assert of_nothing_ND.shape == (0, 16)
 
 
+def test_a_device_is_a_name_or_torchs(open_small, tmp_path):
+    open_small()
+    exp = tmp_path / "exp"
+    for device in ("cpu", torch.device("cpu"), "auto"):
+        assert speakerlab.load(exp, device=device).embed_dim == 16
+    if not torch.cuda.is_available():
+        for device in ("cuda", "cuda:7", torch.device("cuda", 1)):
+            with refuses("device", device, "no GPU"):
+                speakerlab.load(exp, device=device)
+    for device in ("gpu", "cuda:x", "mps"):
+        with refuses("device", device, "cuda:N"):
+            speakerlab.load(exp, device=device)
+
+
 @pytest.mark.parametrize("in_notebook", [True, False])
 def test_a_bar_counts_the_recordings_but_not_in_a_log(
     open_small, wavs, capsys, monkeypatch, in_notebook
