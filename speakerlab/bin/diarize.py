@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
-from speakerlab.bin.embed import name_files
+from speakerlab.bin.embed import find_recordings, name_files
 from speakerlab.core import done, process
 from speakerlab.core.atomic import check_writable, locked, write_json, write_text
 from speakerlab.core.counting import count_of
@@ -46,7 +46,8 @@ EMBEDDED_SECONDS = 600  # audio in the pages of a command; further pages have a 
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
-    names = name_files(args.files)
+    files = find_recordings(args.files, where="diarize")
+    names = name_files(files)
     regions = read_regions(args.vad, names)
     if args.out is not None:
         check_writable(args.out / f"{shorten(names[0])}.rttm")
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         check_enrolled(model)
 
     sources: list[Source] = []
-    for name, path in zip(names, args.files):
+    for name, path in zip(names, files):
         source = Source(name, path, regions.get(name))
         sources.append(source)
     if args.out is None:
@@ -350,7 +351,8 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
-    options.add("files FILE", "recordings, in any format and of any length", nargs="+")
+    files = "recordings, in any format and of any length, or folders of them"
+    options.add("files FILE", files, nargs="+")
     options.add_channel(each="the speakers of each channel apart, as for calls")
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)

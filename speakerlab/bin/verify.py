@@ -4,7 +4,6 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,14 +42,19 @@ def main(arguments: Sequence[str]) -> None:
     check_far(args, model)
     try:
         with collect_warnings() as warnings:
-            result = model.verify(first, second, far=args.far, channels=args.channel)
+            result = model.verify(
+                first,
+                second,
+                far=args.far,
+                threshold=args.threshold,
+                channels=args.channel,
+            )
     except (ValueError, OSError) as error:
         # The line of `identify --json` about a recording that cannot be read.
         if args.json:
             text = one_line(plain_text(error))
             sys.stdout.write(error_line(str(first), str(second), text))
         raise
-    result = decide(result, args.threshold)
     if args.json:
         sys.stdout.write(to_json(result, str(first), str(second), warnings))
     else:
@@ -149,10 +153,15 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
                 sys.stdout.write(error_line(*names, text))
             continue
         emb_a_D, emb_b_D = (emb_of[name] for name in names)
-        result = model.compare(emb_a_D, emb_b_D, far=args.far)
+        result = model.compare(
+            emb_a_D,
+            emb_b_D,
+            far=args.far,
+            threshold=args.threshold,
+        )
         pair = [path_of[name] for name in names]
         seconds = (seconds_of[pair[0]], seconds_of[pair[1]])
-        result = decide(result.with_speech(seconds), args.threshold)
+        result = result.with_speech(seconds)
         if args.json:
             warnings = [text for path in pair for text in warnings_of[path]]
             sys.stdout.write(to_json(result, *names, warnings))
@@ -240,14 +249,6 @@ def columns_of(*names: str) -> str:
         is_word = name.split() == [name]
         columns.append(name if is_word else f'"{name}"')
     return " ".join(columns)
-
-
-def decide(result: Verification, threshold: float | None) -> Verification:
-    """Return a comparison decided at a given cosine; None keeps the decision."""
-    if threshold is None:
-        return result
-    is_same = result.score >= threshold if result.has_speech else None
-    return replace(result, threshold=threshold, is_same=is_same)
 
 
 def to_json(

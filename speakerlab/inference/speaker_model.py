@@ -290,10 +290,12 @@ class SpeakerModel:
         sample_rate: int | None = None,
         *,
         far: float | None = None,
+        threshold: float | None = None,
         channels: Channels | tuple[Channels, Channels] = None,
     ) -> Verification:
         """Compare two recordings. far: decide at this false-alarm rate instead of at the EER.
 
+        threshold: decide at this cosine instead of at the calibrated one.
         channels: of both recordings, or a pair: of the first and of the second.
         A recording with less than half a second of speech is warned of; without speech in both,
         nothing is decided.
@@ -310,13 +312,18 @@ class SpeakerModel:
         # One by one, so that their lengths do not matter.
         emb_a_D, seconds_a = self._embed_speech(a, sample_rate, channels_a)
         emb_b_D, seconds_b = self._embed_speech(b, sample_rate, channels_b)
-        result = self.compare(emb_a_D, emb_b_D, far=far)
+        result = self.compare(emb_a_D, emb_b_D, far=far, threshold=threshold)
         return result.with_speech((seconds_a, seconds_b))
 
     def compare(
-        self, emb_a_D: np.ndarray, emb_b_D: np.ndarray, *, far: float | None = None
+        self,
+        emb_a_D: np.ndarray,
+        emb_b_D: np.ndarray,
+        *,
+        far: float | None = None,
+        threshold: float | None = None,
     ) -> Verification:
-        """Compare two embeddings of this model."""
+        """Compare two embeddings of this model, like `verify`."""
         # A recording passed by mistake is an array too, but of another shape.
         names = ["the first", "the second"]
         embeddings = [emb_a_D, emb_b_D]
@@ -334,10 +341,13 @@ class SpeakerModel:
         llr = None
         if self.calibration is not None:
             llr = float(self.calibration.llr(score))
-        threshold = self._threshold(far)
+        check_point(far, threshold)
+        if threshold is None:
+            threshold = self._threshold(far)
         is_same = None
         if threshold is not None:
-            is_same = score >= threshold
+            # A threshold of numpy would give a bool of numpy, which `is True` rejects.
+            is_same = bool(score >= threshold)
         return Verification(
             score=score,
             llr=llr,
@@ -436,11 +446,12 @@ class SpeakerModel:
         cosine_N = self._stack_speakers() @ unit_D
         ranking = _rank(self.speakers, cosine_N)
         _, best_score = ranking[0]
+        check_point(far, threshold)
         if threshold is None:
             threshold = self._threshold_of_enrolled(far)
         is_known = None
         if threshold is not None:
-            is_known = best_score >= threshold
+            is_known = bool(best_score >= threshold)
         return Identification(ranking, is_known, threshold)
 
     def diarize(
@@ -712,6 +723,21 @@ class SpeakerModel:
 def can_decide(*seconds: float) -> bool:
     """Return whether each recording has enough seconds of speech for a decision."""
     return all(speech >= MIN_DECISION_SECONDS for speech in seconds)
+
+
+def check_point(far: float | None, threshold: float | None) -> None:
+    """Raise ValueError for a threshold that is no cosine, or beside a false-alarm rate."""
+    if threshold is None:
+        return
+    if far is not None:
+        raise ValueError(
+            f"threshold: {threshold!r} is given, and far={far!r}; give one of them"
+        )
+    # The comparison is also false for nan.
+    if not isinstance(threshold, Real) or not -1 <= threshold <= 1:
+        raise ValueError(
+            f"threshold: must be a cosine from -1 to 1, got {threshold!r}; correct it"
+        )
 
 
 def _has_nan(result: np.ndarray | Exception) -> bool:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
 from tiny import names_in, read_json
 from toy_segmentation import write_segmentation
-from voices import RATE, make_wave, write_voices
+from voices import RATE, make_noise, make_wave, write_voices
 
 from speakerlab.bin import calibrate, diarize, enroll
 from speakerlab.core.atomic import write_json
@@ -149,6 +150,47 @@ def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog
         diarized(exp, talk, *one_speaker, "--far", 0.01)
     assert "speaker1 is unknown, nearest ann lee" in caplog.messages[-1]
     assert speakers_of(capsys.readouterr().out) == {"speaker1"}
+
+
+def test_folders_of_recordings(exp, talk, tmp_path, capsys, caplog):
+    calls = tmp_path / "calls"
+    later = calls / "later"
+    later.mkdir(parents=True)
+    (calls / "notes.txt").write_text("no recording")
+    recording = talk.read_bytes()
+    (calls / "one.flac").write_bytes(recording)
+    (later / "two.flac").write_bytes(recording)
+    out = tmp_path / "out"
+    with caplog.at_level("INFO"):
+        diarized(exp, calls, talk, "--speakers", 1, "--out", out)
+    rttms = [path.stem for path in out.glob("*.rttm")]
+    assert sorted(rttms) == ["one", "talk", "two"]
+    assert "1 (1 .txt)" in caplog.text
+
+    # Equal names are told apart by their folders.
+    (later / "two.flac").rename(later / "one.flac")
+    diarized(exp, calls, "--speakers", 1, "--out", out)
+    (turn, _) = read_rttm(out / "later/one.rttm")["later/one"]
+    assert turn.start == pytest.approx(0, abs=0.1)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with refuses(str(empty), "empty"):
+        diarized(exp, empty)
+
+
+def test_noise_has_no_turns_but_in_given_regions(exp, tmp_path, caplog):
+    noise = tmp_path / "noise.wav"
+    soundfile.write(noise, make_noise(5.0)[0].numpy(), RATE)
+    out = tmp_path / "out"
+    diarized(exp, noise, "--out", out)
+    assert (out / "noise.rttm").read_text() == ""
+    assert f"{noise}: is white noise" in caplog.text
+    regions = tmp_path / "noise.lab"
+    regions.write_text("1.0 3.0 speech\n")
+    diarized(exp, noise, "--out", out, "--vad", regions)
+    ((start, end, _),) = read_rttm(out / "noise.rttm")["noise"]
+    assert (start, end) == (1.0, 3.0)
 
 
 def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatch):

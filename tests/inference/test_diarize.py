@@ -126,6 +126,19 @@ def test_a_recording_without_a_name_of_one_word_has_an_rttm():
         assert line.split()[1] == recording.replace(" ", "_")
 
 
+def test_a_diarization_is_printed_without_the_embeddings():
+    diarization = Diarization(
+        recording="talk",
+        seconds=3.0,
+        speakers={"speaker1": np.ones(192)},
+        segments=[Segment(0.0, 2.0, "speaker1", 1.0)],
+    )
+    text = repr(diarization)
+    assert "talk" in text
+    assert "speaker1" in text
+    assert "array" not in text
+
+
 @pytest.fixture
 def naming(model, monkeypatch):
     """A model whose embeddings are directions, with a threshold of 0.5."""

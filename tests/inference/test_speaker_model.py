@@ -271,6 +271,43 @@ def test_nobody_is_named_below_the_threshold(open_small, wavs):
     assert identified.name == "ann"
 
 
+def test_a_given_threshold_decides(open_small, wavs):
+    a, b = wavs[0], wavs[6]
+    calibrated = open_small(calibration=CALIBRATION)
+    # Without a calibration there is a decision, too.
+    for model in (calibrated, open_small(name="b")):
+        score = model.verify(a, b).score
+        model.enroll("ann", a)
+        for threshold in (-1, score, 1.0):
+            is_above = score >= threshold
+            result = model.verify(a, b, threshold=threshold)
+            assert result.threshold == threshold
+            assert result.is_same == is_above
+            emb_a_D, emb_b_D = model.embed(a), model.embed(b)
+            compared = model.compare(emb_a_D, emb_b_D, threshold=threshold)
+            assert compared.is_same == is_above
+        # Thresholds are often computed with numpy.
+        lowest = np.float32(-1)
+        assert model.verify(a, b, threshold=lowest).is_same is True
+        known = model.identify(b, threshold=lowest)
+        unknown = model.identify(b, threshold=1.0)
+        assert known.is_known is True
+        assert unknown.is_known is False
+        # Noise is nobody, at any threshold.
+        noise_S = make_noise(1.5)[0]
+        assert model.verify(a, noise_S, threshold=-1).is_same is None
+
+        for bad in (1.5, -2, float("nan"), "high"):
+            with refuses("threshold", bad):
+                model.verify(a, b, threshold=bad)
+            with refuses("threshold", bad):
+                model.identify(b, threshold=bad)
+        with refuses("threshold", 0.4, "far=0.01"):
+            model.verify(a, b, far=0.01, threshold=0.4)
+        with refuses("threshold", 0.4, "far=0.01"):
+            model.identify(b, far=0.01, threshold=0.4)
+
+
 def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_path):
     model = open_small(name="a")
     other = open_small("seed=1", name="b")
