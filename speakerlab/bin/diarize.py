@@ -351,8 +351,8 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
-    files = "recordings, in any format and of any length, or folders of them"
-    options.add("files FILE", files, nargs="+")
+    meaning = "recordings, in any format and of any length, or folders of them"
+    options.add("files FILE", meaning, nargs="+")
     options.add_channel(each="the speakers of each channel apart, as for calls")
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)

@@ -22,7 +22,6 @@ from speakerlab.data.convert import (
     spool_wave,
     warn_of_levels,
 )
-from speakerlab.data.levels import find_other_sound, measure
 from speakerlab.diarization.channels import remove_cross_talk
 from speakerlab.diarization.clustering import (
     MAX_SPEAKERS,
@@ -35,7 +34,7 @@ from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regi
 from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
 from speakerlab.inference.segmentation import Segmentation
-from speakerlab.inference.speech import find_speech
+from speakerlab.inference.speech import find_speech, is_other_sound
 
 log = logging.getLogger(__name__)
 Model = Any  # a SpeakerModel, whose module imports this one
@@ -531,7 +530,7 @@ def _find_regions(
     if overlap is not None:
         local = overlap.run(wave_S, sample_rate=sample_rate)
     if regions is None:
-        if _is_other_sound(wave_S, sample_rate):
+        if is_other_sound(wave_S, sample_rate=sample_rate):
             # By its energy, noise would be speech. A warning has named the sound.
             regions = []
         elif vad is None and local is not None:
@@ -551,15 +550,6 @@ def _find_regions(
         if start < end:
             inside.append((start, end))
     return inside, local
-
-
-def _is_other_sound(wave_S: np.ndarray, sample_rate: int) -> bool:
-    """Return whether a whole recording is noise or a tone."""
-    # A constant, such as digital silence, has no spectrum.
-    if not np.ptp(wave_S):
-        return False
-    measured = measure(wave_S, sample_rate=sample_rate)
-    return find_other_sound(wave_S, measured, sample_rate=sample_rate) is not None
 
 
 def audible_windows(

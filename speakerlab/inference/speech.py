@@ -60,13 +60,22 @@ def find_speech(
     return speech_regions(voiced_T, frame_seconds=frame_seconds)
 
 
+def is_other_sound(wave_S: np.ndarray, *, sample_rate: int) -> bool:
+    """Return whether a whole recording is noise or a tone, which would count as speech."""
+    # A constant, such as digital silence, has no spectrum.
+    if not np.ptp(wave_S):
+        return False
+    measured = levels.measure(wave_S, sample_rate=sample_rate)
+    sound = levels.find_other_sound(wave_S, measured, sample_rate=sample_rate)
+    return sound is not None
+
+
 def warn_of_little_speech(wave_S: np.ndarray, *, sample_rate: int, where: str) -> float:
     """Return the seconds of speech in a recording; warn if they are below MIN_SPEECH_SECONDS.
 
     Return 0 for noise and tones without a warning, because `read_wave` warns of them.
     """
-    measured = levels.measure(wave_S, sample_rate=sample_rate)
-    if levels.find_other_sound(wave_S, measured, sample_rate=sample_rate) is not None:
+    if is_other_sound(wave_S, sample_rate=sample_rate):
         return 0.0
     # By energy: Silero VAD may not be installed, and would take longer than the embedding.
     seconds = 0.0

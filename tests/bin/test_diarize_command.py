@@ -167,7 +167,7 @@ def test_folders_of_recordings(exp, talk, tmp_path, capsys, caplog):
     assert sorted(rttms) == ["one", "talk", "two"]
     assert "1 (1 .txt)" in caplog.text
 
-    # Equal names are told apart by their folders.
+    # Two recordings of the same name are named by their folders, too.
     (later / "two.flac").rename(later / "one.flac")
     diarized(exp, calls, "--speakers", 1, "--out", out)
     (turn, _) = read_rttm(out / "later/one.rttm")["later/one"]
