@@ -197,7 +197,7 @@ def make_recording(options: argparse.Namespace) -> float:
     waves = list(
         corpus.synthetic.voices() if audio_dir is None else read_some(audio_dir)
     )
-    pause_S = np.zeros(round(PAUSE_SECONDS * corpus.RATE), dtype=np.float32)
+    pause_S = np.zeros(round(PAUSE_SECONDS * corpus.RATE), dtype=np.int16)
     parts, lines, start = [], [], 0
     for _, wave_S in itertools.cycle(waves):
         if start >= options.audio_seconds * corpus.RATE:

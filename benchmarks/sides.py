@@ -98,9 +98,11 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(
-                f"benchmark: a side exited with {self.process.wait()}; see above"
-            )
+            status = self.process.wait()
+            reason = "see above"
+            if status == -signal.SIGKILL:
+                reason = "the memory was too small; use --micro-batch N"
+            raise SystemExit(f"benchmark: a side exited with {status}; {reason}")
         return json.loads(line)
 
     def close(self) -> None:

@@ -179,8 +179,8 @@ class Parser(argparse.ArgumentParser):
             "experiment, model folder, .onnx file or hub:NAME",
             required=True,
         )
-        devices = "where to run (default: a GPU if there is one)"
-        self.add("--device", devices, choices=("auto", "cpu", "cuda"), default="auto")
+        devices = "cpu, cuda, cuda:N or auto (default): a GPU if there is one"
+        self.add("--device NAME", devices, default="auto")
         self.add_precision()
 
     def add_treatments(self, text: str) -> None:

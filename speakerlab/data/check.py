@@ -177,6 +177,11 @@ def _check_speakers(
     data_dir: DataDir, speakers: dict[str, str], faults: Faults
 ) -> None:
     where = f"{data_dir.folder}/utt2spk:"
+    utterances = data_dir.utterances.keys()
+    if utterances.isdisjoint(speakers) and not utterances.isdisjoint(speakers.values()):
+        text = f"columns in the wrong order; write '{tables.columns_of('utt2spk')}'"
+        faults.add("swapped columns", f"{where} {text}")
+        return
     for utterance in data_dir.utterances:
         if utterance not in speakers:
             text = f"{where} {utterance} has no speaker; add its line"

@@ -63,8 +63,8 @@ class TorchModel:
         precision: str = "fp32",
     ) -> None:
         """Load the model of a folder or experiment. device: see `choose_device`."""
-        published = load_published(path)
         self.device = choose_device(device)
+        published = load_published(path)
         self.process = os.getpid()
         card = card_of(self.device)
         resolved = resolve_precision(precision, self.device, [card])

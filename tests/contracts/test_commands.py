@@ -48,25 +48,25 @@ PUBLISHED = {
     "der": "REF HYP --uem --collar --skip-overlap? --json --report --data --force?",
     "embed": (
         "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
-        "--runtime=torch|onnx --allow-rejected --channel --model! --device=auto|cpu|cuda"
+        "--runtime=torch|onnx --allow-rejected --channel --model! --device"
         " --precision=fp32|bf16|auto"
     ),
     "verify": (
         "FILE* --far --threshold --trials --wav-scp --channel --json? --model!"
-        " --device=auto|cpu|cuda --precision=fp32|bf16|auto"
+        " --device --precision=fp32|bf16|auto"
     ),
     "enroll": (
-        "NAME FILE+ --speakers --model! --device=auto|cpu|cuda"
+        "NAME FILE+ --speakers --model! --device"
         " --precision=fp32|bf16|auto"
     ),
     "identify": (
         "FILE+ --speakers --far --top --channel --json? --model!"
-        " --device=auto|cpu|cuda --precision=fp32|bf16|auto"
+        " --device --precision=fp32|bf16|auto"
     ),
     "diarize": (
         "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx"
         " --threshold --development --overlap --out --force? --model!"
-        " --device=auto|cpu|cuda --precision=fp32|bf16|auto"
+        " --device --precision=fp32|bf16|auto"
     ),
     "calibrate": (
         "--model! --data! --for=verification|diarization --far+ --out --force?"

@@ -138,6 +138,14 @@ def test_tables_that_do_not_fit_are_refused(folder: Path, table, rows, where, va
     assert refused(message, f"{folder}/{where}", *values)
 
 
+def test_speakers_before_utterances_are_one_line(folder: Path):
+    speaker_of = read_table(folder / "utt2spk")
+    swapped = {f"spk{number}": name for number, name in enumerate(speaker_of)}
+    write_table(folder / "utt2spk", swapped)
+    (line,) = refusal(folder)
+    assert refused(line, f"{folder}/utt2spk", "wrong order", "'utterance speaker'")
+
+
 def test_an_empty_directory_and_an_empty_table_are_refused(tmp_path: Path):
     with refuses(f"{tmp_path}/wav.scp", error=FileNotFoundError):
         check_data_dirs([tmp_path])
