@@ -25,8 +25,8 @@ def operating_points(
     ascending_N = np.sort(scores_N)
     ascending_target_M = np.sort(scores_N[is_target_N])
     starts_K = _starts(ascending_N)
-    distinct_scores = ascending_N[starts_K[:-1]]
-    threshold_K = np.append(distinct_scores, np.inf)
+    # Every distinct score, and one above all.
+    threshold_K = np.append(ascending_N[starts_K[:-1]], np.inf)
 
     # Targets below a threshold are missed; at the last threshold all are, even at score +inf.
     miss_K = np.searchsorted(ascending_target_M, threshold_K)
