@@ -5,6 +5,7 @@ Letters: B rows, S samples, T frames, F mel bins, D embedding, E embedding befor
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -15,38 +16,9 @@ from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm, narrow
+from speakerlab.models.frames import noting_frames
+from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.precision import Precision
-
-
-class TeacherSpace(nn.Module):
-    """Last layer of a student: maps its embeddings to where those of its teacher lie.
-
-    The student learns directions from the mean of the teacher's embeddings of length 1. This layer
-    returns points at the teacher's mean distance from that mean, in these directions.
-    embed_dim: of the backbone. target_dim: of the teacher.
-    """
-
-    mean_D: Tensor
-    radius: Tensor
-
-    def __init__(self, *, embed_dim: int, target_dim: int) -> None:
-        super().__init__()
-        # With equal dimensions, the last layer of the backbone does as well.
-        self.linear: nn.Module = nn.Identity()
-        if embed_dim != target_dim:
-            self.linear = nn.Linear(embed_dim, target_dim, bias=False)
-        self.register_buffer("mean_D", torch.zeros(target_dim))
-        self.register_buffer("radius", torch.ones(()))
-
-    def forward(self, emb_BE: Tensor) -> Tensor:
-        """Return emb_BD, float32."""
-        direction_BD = nn.functional.normalize(self.linear(emb_BE.float()), dim=1)
-        return direction_BD * self.radius + self.mean_D
-
-    def place(self, mean_D: Tensor, radius: Tensor) -> None:
-        """Set where the teacher's embeddings lie."""
-        self.mean_D.copy_(mean_D)
-        self.radius.copy_(radius)
 
 
 class Embedder(nn.Module):
@@ -77,7 +49,7 @@ class Embedder(nn.Module):
         self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
         self.projection = projection
         if projection is not None:
-            self.embed_dim = len(projection.mean_D)
+            self.embed_dim = projection.target_dim
         self.max_samples = round(max_seconds * self.sample_rate)
         min_frames: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
         later_frames = min_frames - 1
@@ -119,6 +91,10 @@ class Embedder(nn.Module):
         """Return emb_BD of waves of `min_samples` to `max_samples`; exported models run this."""
         feats_BTF = self.features(wave_BS, spec_augment)
         return self.embed_features(feats_BTF)
+
+    def noting_frames(self) -> AbstractContextManager[list[Tensor]]:
+        """Return a block in which a list gets the frames of each pass; see models/frames.py."""
+        return noting_frames(self.backbone)
 
     def features(
         self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None

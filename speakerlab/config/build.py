@@ -10,17 +10,23 @@ from torch import nn
 
 from speakerlab.config.schema import Config
 from speakerlab.core.shapes import shapes_only
-from speakerlab.embedder import Embedder, TeacherSpace
+from speakerlab.embedder import Embedder
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
-from speakerlab.losses.distillation import Distillation, compares_crops
+from speakerlab.losses.distillation import (
+    Distillation,
+    FrameDistance,
+    compares_crops,
+)
 from speakerlab.losses.head import Head
 from speakerlab.losses.objective import Objective
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
+from speakerlab.models.frames import num_channels
+from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.distillation import DistillationTask
 from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.precision import Precision
@@ -40,12 +46,13 @@ def build_task(
     augment: Augment | None = None,
     shards: Shards | None = None,
     target_dim: int = 0,
+    teacher_channels: int = 0,
 ) -> Task:
     """Build the task, which computes the loss of a batch, on the CPU.
 
     augment: from `build_augment`; None: no noise and no rooms. shards: the ranks that the rows of
     the head are split over or, without labels, whose utterances are compared. target_dim:
-    dimensions of the teachers.
+    dimensions of the teachers. teacher_channels: of the teacher's frames.
     """
     embedder = build_embedder(config)
     embed_dim = embedder.embed_dim
@@ -75,6 +82,10 @@ def build_task(
             augment=augment,
             embedder=embedder,
             distance=distance,
+            frame_distance=build_frame_distance(
+                config, embedder.backbone, teacher_channels
+            ),
+            frame_weight=config.distil.frame_weight,
             head=head,
             label_weight=config.distil.label_weight,
             precision=precision,
@@ -196,8 +207,20 @@ def build_distillation(
         weights=config.distil.losses,
         temperature=config.distil.temperature,
         is_projected=embed_dim != target_dim,
-        is_kept=config.distil.target_dim is not None,
         shards=shards,
+    )
+
+
+def build_frame_distance(
+    config: Config, backbone: nn.Module, teacher_channels: int
+) -> FrameDistance | None:
+    """Build the distance of frames, with weights drawn from the seed; None: it is not used."""
+    if not config.distil.frame_weight:
+        return None
+    torch.manual_seed(config.seed + 2)
+    return FrameDistance(
+        student_channels=num_channels(backbone),
+        teacher_channels=teacher_channels,
     )
 
 

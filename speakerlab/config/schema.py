@@ -249,16 +249,7 @@ class Config(Section):
 
     def _check_distil(self) -> None:
         """Raise ValueError unless the settings fit training with a teacher."""
-        known_losses = ", ".join(DISTILLATION_LOSSES)
-        for name in self.distil.losses:
-            if name not in DISTILLATION_LOSSES:
-                raise ValueError(
-                    f"distil.losses: unknown loss '{name}'; use {known_losses}"
-                )
-        if not any(self.distil.losses.values()):
-            raise ValueError(
-                f"distil.losses: all weights are 0; set one of {known_losses}"
-            )
+        self._check_distil_losses()
         if self.data.features != "wave":
             raise ValueError(
                 "data.features: a teacher hears waves, not stored features; set"
@@ -269,6 +260,35 @@ class Config(Section):
                 "augment.speeds: the target of an utterance is not that of its voice at"
                 " another speed; set augment.speeds=[1.0], or distil.targets=crop"
             )
+        self._check_shared_targets()
+        if self.training.freeze_epochs:
+            raise ValueError(
+                "training.freeze_epochs: without a head alone to train, nothing would"
+                " learn; set it to 0"
+            )
+        if self.training.speaker_balance and not self.has_head:
+            raise ValueError(
+                "training.speaker_balance: labels are not used; set it to 0, or a"
+                " distil.label_weight above 0"
+            )
+
+    def _check_distil_losses(self) -> None:
+        """Raise ValueError for losses that are unknown, or without weight."""
+        known_losses = ", ".join(DISTILLATION_LOSSES)
+        for name in self.distil.losses:
+            if name not in DISTILLATION_LOSSES:
+                raise ValueError(
+                    f"distil.losses: unknown loss '{name}'; use {known_losses}"
+                )
+        if not any(self.distil.losses.values()):
+            raise ValueError(
+                f"distil.losses: all weights are 0; set one of {known_losses}"
+            )
+        if self.distil.frame_weight:
+            self._check_frames()
+
+    def _check_shared_targets(self) -> None:
+        """Raise ValueError unless the views of a crop may share a target, and fill the batch."""
         views = self.distil.views
         shares_targets = self.distil.targets == "crop" and self.distil.hears == "clean"
         if views > 1 and not shares_targets:
@@ -281,15 +301,29 @@ class Config(Section):
                 f"distil.views: {views} does not divide training.global_batch,"
                 f" {self.training.global_batch}; change one of them"
             )
-        if self.training.freeze_epochs:
+
+    def _check_frames(self) -> None:
+        """Raise ValueError unless student and teacher have frames to compare."""
+        frames = "distil.frame_weight: the frames of"
+        if self.distil.targets != "crop":
             raise ValueError(
-                "training.freeze_epochs: without a head alone to train, nothing would"
-                " learn; set it to 0"
+                f"{frames} utterances are not stored; set it to 0, or"
+                " distil.targets=crop"
             )
-        if self.training.speaker_balance and not self.has_head:
+        if len(self.distil.teachers) > 1:
             raise ValueError(
-                "training.speaker_balance: labels are not used; set it to 0, or a"
-                " distil.label_weight above 0"
+                f"{frames} several teachers cannot be joined; set it to 0, or give one"
+                " teacher"
+            )
+        if any(name.endswith(".onnx") for name in self.distil.teachers):
+            raise ValueError(
+                f"{frames} an .onnx file are not among its outputs; set it to 0, or give"
+                " the model that was exported"
+            )
+        if self.runtime.compile:
+            raise ValueError(
+                f"{frames} a compiled student cannot be read; set it to 0, or"
+                " runtime.compile=false"
             )
 
     def _check_voices(self) -> None:

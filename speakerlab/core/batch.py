@@ -1,7 +1,7 @@
 """Crops, batches and draws, which pass from the data workers to training.
 
 Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins,
-D dimensions of a teacher.
+D dimensions of a teacher, C channels of its frames.
 Every random draw travels here; the modules that apply the draws are deterministic.
 """
 
@@ -71,6 +71,8 @@ class Batch(NamedTuple):
     draws: Mapping[str, list[Draws]]  # by the augmentation's name
     # float32, embeddings of a teacher (training/distillation.py); None without a teacher.
     target_BD: Tensor | None = None
+    # float32, frames of a teacher that hears the crops; None unless `distil.frame_weight` is set.
+    target_BCT: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the same batch on `device`; the copy does not block where the memory is pinned."""

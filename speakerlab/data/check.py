@@ -8,7 +8,7 @@ Letters: N trials, M trials that may have a mirror, T of these that mirror an ea
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, product
@@ -133,7 +133,7 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
     segments = tables.read_segments(folder / "segments", faults)
     speakers: dict[str, str] | None = None
     if (folder / "utt2spk").exists():
-        speakers = tables.read_table(folder / "utt2spk", faults)
+        speakers = _read_speakers(folder / "utt2spk", segments or wavs, faults)
     return DataDir(
         folder=folder,
         wavs=wavs,
@@ -143,6 +143,26 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
         models=tables.read_enroll(folder / tables.ENROLL_MAP, faults),
         rejected=rejected,
     )
+
+
+def _read_speakers(
+    path: Path, utterances: Container[str], faults: Faults
+) -> dict[str, str] | None:
+    """Return utterance -> speaker; None if the columns are in the wrong order."""
+    # A speaker who comes first has several lines, each of which would be a duplicate.
+    line_faults = Faults()
+    speakers = tables.read_table(path, line_faults)
+    has_utterances_first = any(utterance in utterances for utterance in speakers)
+    if not has_utterances_first and any(
+        speaker in utterances for speaker in speakers.values()
+    ):
+        columns = tables.columns_of(path.name)
+        text = f"{path}: columns in the wrong order; write '{columns}'"
+        faults.add("swapped columns", text)
+        return None
+    if line_faults:
+        speakers = tables.read_table(path, faults)
+    return speakers
 
 
 def _check_tables(data_dir: DataDir, faults: Faults) -> None:
@@ -177,11 +197,6 @@ def _check_speakers(
     data_dir: DataDir, speakers: dict[str, str], faults: Faults
 ) -> None:
     where = f"{data_dir.folder}/utt2spk:"
-    utterances = data_dir.utterances.keys()
-    if utterances.isdisjoint(speakers) and not utterances.isdisjoint(speakers.values()):
-        text = f"columns in the wrong order; write '{tables.columns_of('utt2spk')}'"
-        faults.add("swapped columns", f"{where} {text}")
-        return
     for utterance in data_dir.utterances:
         if utterance not in speakers:
             text = f"{where} {utterance} has no speaker; add its line"

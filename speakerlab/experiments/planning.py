@@ -19,10 +19,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
-from speakerlab.experiments.teachers import sizes_of
+from speakerlab.experiments.teachers import channels_of, sizes_of
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
+from speakerlab.models.frames import num_channels
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import (
     ENOUGH_CROPS,
@@ -475,14 +476,31 @@ def _build_distillation(
         config, embed_dim=embed_dim, target_dim=embed_dim
     )
     parameters: list[nn.Parameter] = [*distance.parameters()]
+    frame_distance: Any = None
+    if config.distil.frame_weight:
+        # Without --teacher, one like the student.
+        channels = num_channels(backbone)
+        for teacher in config.distil.teachers:
+            channels = channels_of(teacher)
+        frame_distance = build.build_frame_distance(config, backbone, channels)
+        parameters += frame_distance.parameters()
     head: Any = None
     if config.has_head:
         head = build.build_head(config, embed_dim=embed_dim, num_classes=num_classes)
         parameters += head.parameters()
+    # Most networks halve the 100 frames of a second, or more.
+    num_frames = round(50 * config.data.crop_seconds)
 
     def compare(num_utterances: int) -> Tensor:
         emb_BD = torch.zeros(num_utterances, embed_dim, requires_grad=True)
         loss, _ = distance(emb_BD, emb_BD.detach())
+        if frame_distance is not None:
+            student_channels = frame_distance.to_teacher.in_channels
+            student_BST = torch.zeros(num_utterances, student_channels, num_frames)
+            teacher_BCT = torch.zeros(
+                num_utterances, len(frame_distance.mean_C), num_frames
+            )
+            loss = loss + frame_distance(student_BST.requires_grad_(), teacher_BCT)
         if head is not None:
             label_B = torch.zeros(num_utterances, dtype=torch.int64)
             loss = loss + head(emb_BD, label_B, 0.0)[0]

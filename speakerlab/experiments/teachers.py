@@ -4,14 +4,16 @@ A teacher is a model that is never trained here. It keeps its own front end, and
 experiment, a model folder, hub:NAME or an exported .onnx file. Several teachers make one target:
 their embeddings of length 1, side by side.
 
-Letters: B rows, N utterances, S samples, D dimensions of all teachers.
+Letters: B rows, R rows at a time, N utterances, S samples, D dimensions of all teachers, T frames,
+C channels of a frame.
 """
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +28,10 @@ from speakerlab.checkpoints.model_files import (
     space_of,
 )
 from speakerlab.checkpoints.published import load_published
-from speakerlab.config.schema import Config
+from speakerlab.config.build import build_backbone, crop_samples
+from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable
+from speakerlab.data.decoders import FULL_SCALE
 from speakerlab.data.manifest import Manifest
 from speakerlab.experiments.validation import num_readers
 from speakerlab.inference.batches import embed_batches
@@ -35,6 +39,8 @@ from speakerlab.inference.extraction import Extraction, plan_extraction
 from speakerlab.inference.onnx_embedder import OnnxEmbedder
 from speakerlab.inference.onnx_model import OnnxModel
 from speakerlab.inference.workers import share_threads
+from speakerlab.models.frames import num_channels
+from speakerlab.training.distillation import Heard
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
 
@@ -43,6 +49,10 @@ log = logging.getLogger(__name__)
 MAX_ROWS = 64
 # Training utterances that tell the mean of the embeddings of teachers that hear crops.
 MAX_MEASURED = 300
+# Of these, so many crops tell mean and deviation of a teacher's frames.
+NUM_FRAME_CROPS = 64
+# A channel that is almost always 0 would have huge values in units of its own deviation.
+LEAST_DEVIATION = 0.3  # of the median channel's
 
 
 @dataclass(frozen=True)
@@ -62,20 +72,36 @@ class TeacherModel:
 class TeacherGroup:
     """All teachers of a training, as one function; see `training.distillation.Teacher`."""
 
-    def __init__(self, embedders: Sequence[Any]) -> None:
+    def __init__(self, embedders: Sequence[Any], *, frames: bool = False) -> None:
+        """frames: whether the frames of the only teacher are returned, too."""
         self.embedders = embedders
+        self.returns_frames = frames
 
     @torch.no_grad()
-    def __call__(self, wave_BS: Tensor) -> Tensor:
-        """Return target_BD, float32: the unit embeddings of all teachers side by side."""
+    def __call__(self, wave_BS: Tensor) -> Heard:
+        """Return the unit embeddings of all teachers side by side."""
         targets: list[Tensor] = []
+        frames: list[Tensor] = []
         for rows_RS in wave_BS.split(MAX_ROWS):
             embeddings: list[Tensor] = []
             for embedder in self.embedders:
-                emb_RD: Tensor = embedder(rows_RS)
+                noted: Any = nullcontext(frames)
+                if self.returns_frames:
+                    noted = embedder.noting_frames()
+                with noted as frames_of_rows:
+                    emb_RD: Tensor = embedder(rows_RS)
                 embeddings.append(F.normalize(emb_RD.float(), dim=1))
+                if self.returns_frames:
+                    frames += [frames_RCT.float() for frames_RCT in frames_of_rows]
             targets.append(torch.cat(embeddings, dim=1))
-        return torch.cat(targets)
+        return Heard(torch.cat(targets), torch.cat(frames) if frames else None)
+
+
+class FrameUnits(NamedTuple):
+    """Units in which the frames of a teacher are compared."""
+
+    mean_C: np.ndarray
+    deviation_C: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -83,17 +109,22 @@ class Teaching:
     """What the teachers contribute to a training."""
 
     facts: dict[str, Any]  # for run.json and the card
-    # Mean of the teachers' embeddings of training utterances, and their mean distance from it.
-    mean_D: np.ndarray
-    radius: float
+    # Of length 1, along the mean of the teachers' embeddings of training utterances.
+    common_D: np.ndarray
     valid_target_ND: np.ndarray
     # Of the training utterances; None where the teachers hear the crops.
     train_target_ND: np.ndarray | None
+    frame_units: FrameUnits | None  # None unless frames are compared
     teacher: TeacherGroup | None  # on the device; None where all targets are stored
 
     @property
     def target_dim(self) -> int:
-        return len(self.mean_D)
+        return len(self.common_D)
+
+    @property
+    def num_channels(self) -> int:
+        """Return the channels of the teacher's frames; 0 if they are not compared."""
+        return 0 if self.frame_units is None else len(self.frame_units.mean_C)
 
 
 def prepare_teaching(
@@ -125,15 +156,22 @@ def prepare_teaching(
         train_targets.append(stored_targets(model, measured, config, ranks, kind=kind))
     train_target_ND = np.concatenate(train_targets, axis=1)
     mean_D = train_target_ND.mean(axis=0)
-    distance_N = np.linalg.norm(train_target_ND - mean_D, axis=1)
+    common_D = mean_D / max(float(np.linalg.norm(mean_D)), 1e-12)
 
     teacher = None
+    frame_units = None
     if hears_crops:
         embedders: list[nn.Module] = []
         for model in models:
             embedder = model.embedder.for_inference(precision, in_place=True)
             embedders.append(embedder.to(ranks.device))
-        teacher = TeacherGroup(embedders)
+        has_frames = config.distil.frame_weight > 0
+        teacher = TeacherGroup(embedders, frames=has_frames)
+        if has_frames:
+            crops_BS = middle_crops(measured, config)
+            frame_units = ranks.on_first(
+                lambda: measure_frames(teacher, crops_BS.to(ranks.device))
+            )
     # The plan of the batch measures the free memory, in which the pool of the extraction counts
     # as taken.
     if ranks.device.type == "cuda":
@@ -143,11 +181,36 @@ def prepare_teaching(
             "teachers": [model.facts for model in models],
             "space": space_of_student(config, models),
         },
-        mean_D=mean_D,
-        radius=float(distance_N.mean()),
+        common_D=common_D,
         valid_target_ND=np.concatenate(valid_targets, axis=1),
         train_target_ND=None if hears_crops else train_target_ND,
+        frame_units=frame_units,
         teacher=teacher,
+    )
+
+
+def middle_crops(manifest: Manifest, config: Config) -> Tensor:
+    """Return wave_BS, float32 in [-1, 1]: a crop from the middle of each of some utterances."""
+    num_samples = crop_samples(config)
+    crops: list[np.ndarray] = []
+    for row in range(min(len(manifest), NUM_FRAME_CROPS)):
+        first = max(int(manifest.num_samples_N[row]) - num_samples, 0) // 2
+        wave_S = manifest.read(row, first, num_samples)
+        crops.append(wave_S.astype(np.float32) / FULL_SCALE)
+    return torch.from_numpy(np.stack(crops))
+
+
+def measure_frames(teacher: TeacherGroup, wave_BS: Tensor) -> FrameUnits:
+    """Return mean and deviation of each channel over all frames of some crops."""
+    frames_BCT = teacher(wave_BS).frames_BCT
+    assert frames_BCT is not None
+    frames_CN = frames_BCT.transpose(0, 1).flatten(1).cpu().double()
+    deviation_C = frames_CN.std(dim=1)
+    least = LEAST_DEVIATION * float(deviation_C.median())
+    deviation_C = deviation_C.clamp_min(max(least, 1e-12))
+    return FrameUnits(
+        mean_C=frames_CN.mean(dim=1).float().numpy(),
+        deviation_C=deviation_C.float().numpy(),
     )
 
 
@@ -217,6 +280,12 @@ def space_of_student(config: Config, models: Sequence[TeacherModel]) -> str | No
     if config.distil.target_dim is None or len(models) > 1:
         return None
     return models[0].facts["space"]
+
+
+def channels_of(teacher: str) -> int:
+    """Return the channels of a teacher's frames, from its configuration; ValueError without any."""
+    config = load_config([find_model(local(teacher)) / "config.yaml"])
+    return num_channels(build_backbone(config))
 
 
 def dims_of(teachers: Sequence[str]) -> int:

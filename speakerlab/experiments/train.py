@@ -157,7 +157,7 @@ def build_training(
         precision,
         ranks,
         num_classes=len(classes),
-        target_dim=0 if teaching is None else teaching.target_dim,
+        teaching=teaching,
     )
     embedder = task.embedder
     assert isinstance(embedder, Embedder)  # Task itself takes any module
@@ -274,7 +274,7 @@ def build_task(
     ranks: Ranks,
     *,
     num_classes: int,
-    target_dim: int = 0,
+    teaching: Teaching | None = None,
 ) -> Task:
     """Build the task, which computes the loss of a batch, on the CPU."""
     # In three cases, ranks exchange more than gradients: a self-supervised objective takes
@@ -291,18 +291,23 @@ def build_task(
         augment=build.build_augment(config, **corpus.banks),
         # `Ranks` has the collectives that the protocol `Shards` asks for.
         shards=ranks if needs_exchange else None,
-        target_dim=target_dim,
+        target_dim=0 if teaching is None else teaching.target_dim,
+        teacher_channels=0 if teaching is None else teaching.num_channels,
     )
 
 
 def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
-    """Tell the losses where the teacher's embeddings lie, and the projection, if there is one."""
+    """Tell the losses, and the projection, what the teacher's embeddings have in common."""
     assert isinstance(task, DistillationTask)
-    mean_D = torch.from_numpy(teaching.mean_D)
-    task.distance.get_buffer("mean_D").copy_(mean_D)
+    common_D = torch.from_numpy(teaching.common_D)
+    task.distance.get_buffer("common_D").copy_(common_D)
+    if task.frame_distance is not None and teaching.frame_units is not None:
+        for name, value_C in teaching.frame_units._asdict().items():
+            buffer_C = task.frame_distance.get_buffer(name)
+            buffer_C.copy_(torch.from_numpy(value_C))
     # A student whose published embeddings lie in the teacher's space (`distil.projection: keep`).
     if embedder.projection is not None:
-        embedder.projection.place(mean_D, torch.tensor(teaching.radius))
+        embedder.projection.get_buffer("common_D").copy_(common_D)
 
 
 def build_crop_targets(

@@ -1,11 +1,11 @@
 """Losses of distillation: a student's embeddings beside those of its teacher, without labels.
 
 In: embeddings of the same crops by student and teacher. Out: scalars; smaller is more alike.
-Only directions from the mean of the teacher's embeddings are compared, as vectors of length 1: the
-mean is the same for all speakers, and the last BatchNorm of many students could not learn it.
+Only directions are compared, without the part that all embeddings of the teacher have in common
+(core/directions.py), which the last BatchNorm of many students could not learn.
 
 Letters: B crops of a rank, G crops of all ranks, N utterances, D dimensions of the teacher, E of
-the student.
+the student, T frames, S channels of a frame of the student, C of the teacher.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.directions import direction_without
 from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.losses.objective import gather_utterances
 from speakerlab.losses.shards import Shards
@@ -73,11 +74,10 @@ class Distillation(nn.Module):
     embed_dim: of the student. target_dim: of the teacher, or of all teachers together. weights:
     name in `DISTILLATION_LOSSES` -> weight; those of weight 0 are not computed. is_projected:
     whether a linear layer, which is not published, maps the student to the teacher's dimensions.
-    is_kept: whether the student's embeddings lie in the teacher's space, so that they have its
-    mean, too. shards: the ranks whose crops are compared.
+    shards: the ranks whose crops are compared.
     """
 
-    mean_D: Tensor
+    common_D: Tensor
 
     def __init__(
         self,
@@ -87,7 +87,6 @@ class Distillation(nn.Module):
         weights: Mapping[str, float],
         temperature: float,
         is_projected: bool,
-        is_kept: bool = False,
         shards: Shards | None = None,
     ) -> None:
         super().__init__()
@@ -95,10 +94,9 @@ class Distillation(nn.Module):
         self.temperature = temperature
         self.shards = shards
         self.target_dim = target_dim
-        self.is_kept = is_kept
-        # Of the teacher's embeddings of length 1.
-        self.register_buffer("mean_D", torch.zeros(target_dim))
-        # Without a bias: the student's origin stays the teacher's.
+        # Along the mean of the teacher's embeddings, of length 1.
+        self.register_buffer("common_D", torch.zeros(target_dim))
+        # Without a bias, like a projection that is published.
         self.projection: nn.Module = nn.Identity()
         if is_projected:
             self.projection = nn.Linear(embed_dim, target_dim, bias=False)
@@ -106,23 +104,21 @@ class Distillation(nn.Module):
     @torch.inference_mode()
     def project(self, emb_NE: np.ndarray) -> np.ndarray:
         """Return the student's directions as vectors of length 1, as in training."""
-        emb = torch.from_numpy(emb_NE).to(self.mean_D.device)
+        emb = torch.from_numpy(emb_NE).to(self.common_D.device)
         return self._student(emb).cpu().numpy()
 
     @torch.inference_mode()
     def targets_of(self, target_ND: np.ndarray) -> np.ndarray:
         """Return the teacher's directions as vectors of length 1, as in training."""
-        target = torch.from_numpy(target_ND).to(self.mean_D.device)
+        target = torch.from_numpy(target_ND).to(self.common_D.device)
         return self._teacher(target).cpu().numpy()
 
     def _student(self, emb_BE: Tensor) -> Tensor:
         projected_BD = self.projection(widened(emb_BE))
-        if self.is_kept:
-            projected_BD = projected_BD - self.mean_D
-        return F.normalize(projected_BD, dim=1)
+        return direction_without(projected_BD, self.common_D)
 
     def _teacher(self, target_BD: Tensor) -> Tensor:
-        return F.normalize(widened(target_BD) - self.mean_D, dim=1)
+        return direction_without(widened(target_BD), self.common_D)
 
     def forward(self, emb_BE: Tensor, target_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, fp32, and the share of crops whose nearest target is their own."""
@@ -143,6 +139,35 @@ class Distillation(nn.Module):
                 number_G = torch.arange(len(nearest_G), device=nearest_G.device)
                 accuracy = (nearest_G == number_G).to(loss.dtype).mean()
             return loss, accuracy
+
+
+class FrameDistance(nn.Module):
+    """Distance of a student's frames from its teacher's, which are in standard units per channel.
+
+    Romero et al., FitNets: Hints for Thin Deep Nets, ICLR 2015, arXiv 1412.6550, eq. 3: a layer
+    that is not published maps the student's frames to the teacher's channels, and the mean squared
+    difference is the loss. A crop so has many targets, and not only one vector.
+    """
+
+    mean_C: Tensor
+    deviation_C: Tensor
+
+    def __init__(self, *, student_channels: int, teacher_channels: int) -> None:
+        super().__init__()
+        self.to_teacher = nn.Conv1d(student_channels, teacher_channels, kernel_size=1)
+        self.register_buffer("mean_C", torch.zeros(teacher_channels))
+        self.register_buffer("deviation_C", torch.ones(teacher_channels))
+
+    def forward(self, student_BST: Tensor, teacher_BCT: Tensor) -> Tensor:
+        """Return the mean squared difference, fp32; the number of frames may differ."""
+        with autocast_off(student_BST):
+            mapped_BCT = self.to_teacher(widened(student_BST))
+            target_BCT = widened(teacher_BCT) - self.mean_C[:, None]
+            target_BCT = target_BCT / self.deviation_C[:, None]
+            num_frames = mapped_BCT.shape[2]
+            if target_BCT.shape[2] != num_frames:
+                target_BCT = F.interpolate(target_BCT, size=num_frames, mode="linear")
+            return F.mse_loss(mapped_BCT, target_BCT)
 
 
 def compares_crops(weights: Mapping[str, float]) -> bool:

@@ -3,12 +3,13 @@
 The teacher is no part of the task, which a checkpoint holds and DDP wraps: its embeddings arrive
 with the batch, as targets. The loader reads them from a table, or `Inputs` asks the teacher.
 
-Letters: B rows, C crops of which a batch has views, S samples, T frames, F mel bins, D dimensions
-of the teacher.
+Letters: B rows, S samples, T frames, C channels of the teacher's frames, D dimensions of its
+embeddings.
 """
 
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,23 @@ from speakerlab.training.schedules import Schedule
 from speakerlab.training.task import Task, TaskOutput
 
 
-class Teacher(Protocol):
-    """Embeds crops on the device of the training."""
+class Heard(NamedTuple):
+    """What a teacher makes of crops."""
 
-    def __call__(self, wave_BS: Tensor) -> Tensor:
-        """Return emb_BD, float32, of waves in [-1, 1]."""
+    emb_BD: Tensor  # float32
+    frames_BCT: Tensor | None  # float32; None unless the student learns frames
+
+
+class Teacher(Protocol):
+    """Hears crops on the device of the training."""
+
+    def __call__(self, wave_BS: Tensor) -> Heard:
+        """Return embeddings, and frames, of waves in [-1, 1]."""
         ...
 
 
 class CropTargets:
-    """The teacher's embeddings of the crops of a batch.
+    """Targets of a batch: what the teacher makes of its crops.
 
     augment: as of the task. hears_clean: the teacher hears crops in the voice that was drawn, but
     without room, noise and channel; else it hears what the student hears. views: so many rows of a
@@ -50,21 +58,26 @@ class CropTargets:
         self.views = views
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, wave_BS: Tensor) -> Tensor:
-        """Return target_BD; wave_BS: the crops that the student hears."""
+    def __call__(self, batch: Batch, wave_BS: Tensor) -> Batch:
+        """Return the batch with its targets; wave_BS: the crops that the student hears."""
         heard_BS = self.augment.voices(batch) if self.hears_clean else wave_BS
         # All views of a crop are in the same voice: the teacher hears the first.
         with record_function("step/teacher"):
-            target_CD = self.teacher(heard_BS[:: self.views])
-        return target_CD.repeat_interleave(self.views, dim=0)
+            heard = self.teacher(heard_BS[:: self.views])
+        target_BD = heard.emb_BD.repeat_interleave(self.views, dim=0)
+        target_BCT = heard.frames_BCT
+        if target_BCT is not None:
+            target_BCT = target_BCT.repeat_interleave(self.views, dim=0)
+        return batch._replace(target_BD=target_BD, target_BCT=target_BCT)
 
 
 class DistillationTask(Task):
-    """A student, its distance from the targets and, with labels, an ordinary head.
+    """A student, its distances from the targets and, with labels, an ordinary head.
 
-    augment: has a method `features`, which masks features (SpecAugment). distance: see
-    losses/distillation.py. head: see `losses/__init__.py`; None: labels are not used. label_weight:
-    weight of the head's loss.
+    augment: has a method `features`, which masks features (SpecAugment). distance: of embeddings,
+    and frame_distance: of frames, or None; see losses/distillation.py. head: see
+    `losses/__init__.py`; None: labels are not used. frame_weight, label_weight: of the losses of
+    frame_distance and head.
     """
 
     def __init__(
@@ -73,12 +86,16 @@ class DistillationTask(Task):
         augment: Any,
         embedder: nn.Module,
         distance: Any,
+        frame_distance: Any,
+        frame_weight: float,
         head: Any,
         label_weight: float,
         precision: Precision,
     ) -> None:
         super().__init__(augment=augment, embedder=embedder, precision=precision)
         self.distance = distance
+        self.frame_distance = frame_distance
+        self.frame_weight = frame_weight
         self.head = head
         self.label_weight = label_weight
 
@@ -103,15 +120,29 @@ class DistillationTask(Task):
         del frozen  # refused by the configuration
         num_crops = len(x_B)
         target_BD = x_B.new_zeros((num_crops, self.distance.target_dim))
+        target_BCT = None
         mask_features = None
         if batch is not None:
             assert batch.target_BD is not None
             target_BD = batch.target_BD
+            target_BCT = batch.target_BCT
             mask_features = partial(self.augment.features, batch=batch)
-        with self.autocast, record_function("step/forward/embedder"):
+        frames_of_student: Any = nullcontext([])
+        if self.frame_distance is not None:
+            embedder: Any = self.embedder
+            frames_of_student = embedder.noting_frames()
+        with (
+            self.autocast,
+            record_function("step/forward/embedder"),
+            frames_of_student as frames,
+        ):
             emb_BE: Tensor = self.embedder(x_B, mask_features)
         with record_function("step/forward/head"):
             loss, accuracy = self.distance(emb_BE, target_BD)
+            if self.frame_distance is not None:
+                (student_BST,) = frames
+                frame_loss = self.frame_distance(student_BST, target_BCT)
+                loss = loss + self.frame_weight * frame_loss
             if self.head is not None:
                 label_loss, _ = self.head(emb_BE, label_B, margin)
                 loss = loss + self.label_weight * label_loss

@@ -35,7 +35,7 @@ class Inputs(Iterator[MicroBatch]):
     """Iterates over augmented micro-batches, which a GPU makes on a second stream.
 
     augment: Batch -> wave_BS, with a method `take_silent`. crop_targets: (batch, wave_BS) -> the
-    teacher's embeddings (B, D); None where no teacher hears the crops.
+    batch with its targets; None where no teacher hears the crops.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Inputs(Iterator[MicroBatch]):
         augment: Any,
         *,
         device: torch.device,
-        crop_targets: Callable[[Batch, Tensor], Tensor] | None = None,
+        crop_targets: Callable[[Batch, Tensor], Batch] | None = None,
     ) -> None:
         self.batches = batches
         self.augment = augment
@@ -109,8 +109,7 @@ class Inputs(Iterator[MicroBatch]):
                 x_B = batch.feats_BTF if has_features else self.augment(batch)
                 silent = self.augment.take_silent()
             if self.crop_targets is not None:
-                target_BD = self.crop_targets(batch, x_B)
-                batch = batch._replace(target_BD=target_BD)
+                batch = self.crop_targets(batch, x_B)
         return MicroBatch(x_B, silent, batch)
 
     def _next_batch(self) -> Batch:

@@ -63,7 +63,7 @@ class Trainer:
         signals: Signals,
         crop_samples: int,
         seed: int,
-        crop_targets: Callable[[Batch, Tensor], Tensor] | None = None,
+        crop_targets: Callable[[Batch, Tensor], Batch] | None = None,
     ) -> None:
         self.state = state
         self.task = state.task

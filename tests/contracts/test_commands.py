@@ -55,10 +55,7 @@ PUBLISHED = {
         "FILE* --far --threshold --trials --wav-scp --channel --json? --model!"
         " --device --precision=fp32|bf16|auto"
     ),
-    "enroll": (
-        "NAME FILE+ --speakers --model! --device"
-        " --precision=fp32|bf16|auto"
-    ),
+    "enroll": ("NAME FILE+ --speakers --model! --device --precision=fp32|bf16|auto"),
     "identify": (
         "FILE+ --speakers --far --top --channel --json? --model!"
         " --device --precision=fp32|bf16|auto"

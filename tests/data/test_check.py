@@ -139,11 +139,21 @@ def test_tables_that_do_not_fit_are_refused(folder: Path, table, rows, where, va
 
 
 def test_speakers_before_utterances_are_one_line(folder: Path):
-    speaker_of = read_table(folder / "utt2spk")
-    swapped = {f"spk{number}": name for number, name in enumerate(speaker_of)}
-    write_table(folder / "utt2spk", swapped)
+    path = folder / "utt2spk"
+    rows = [line.split() for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{speaker} {name}\n" for name, speaker in rows))
     (line,) = refusal(folder)
     assert refused(line, f"{folder}/utt2spk", "wrong order", "'utterance speaker'")
+
+    # Speakers may have the names of their utterances.
+    path.write_text("".join(f"{name} {name}\n" for name, _ in rows))
+    check_data_dirs([folder])
+    (folder / "utt2dur").unlink()
+
+    path.write_text("".join(f"other-{name} {speaker}\n" for name, speaker in rows))
+    message = "\n".join(refusal(folder))
+    assert "has no speaker" in message
+    assert "wrong order" not in message
 
 
 def test_an_empty_directory_and_an_empty_table_are_refused(tmp_path: Path):

@@ -14,6 +14,7 @@ from torch import Tensor
 from speakerlab.losses.distillation import (
     DISTILLATION_LOSSES,
     Distillation,
+    FrameDistance,
     compares_crops,
 )
 
@@ -21,6 +22,7 @@ CROPS = 6
 STUDENT_DIM = 5
 TEACHER_DIM = 7
 TEMPERATURE = 0.2
+FRAMES = 4
 ALL = {"cosine": 1.0, "relations": 4.0, "contrast": 0.5}
 
 
@@ -127,21 +129,25 @@ def test_a_projection_maps_to_the_teachers_dimensions():
     np.testing.assert_allclose(distance.project(emb_BE.numpy()), unit_BD)
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_directions_are_those_from_the_teachers_mean(is_kept):
-    """The student has the teacher's mean only if its projection is kept."""
+def test_what_all_embeddings_have_in_common_does_not_matter():
+    """Neither that of the teacher's, nor a share of it in the student's."""
     emb_BD, target_BD = embeddings(TEACHER_DIM)
-    mean_D = torch.linspace(-1, 2, TEACHER_DIM, dtype=torch.float64)
-    moved = make(ALL)
-    moved.is_kept = is_kept
-    moved.mean_D.copy_(mean_D)
-    student_BD = emb_BD + mean_D if is_kept else emb_BD
-    loss, _ = moved(student_BD, target_BD + mean_D)
-    expected, _ = make(ALL)(emb_BD, target_BD)
+    common_D = torch.linspace(-1, 2, TEACHER_DIM, dtype=torch.float64)
+    common_D = torch.nn.functional.normalize(common_D, dim=0)
+    distance = make(ALL)
+    distance.common_D.copy_(common_D)
+    loss, _ = distance(emb_BD, target_BD)
+
+    share_B1 = torch.linspace(-3, 3, len(emb_BD), dtype=torch.float64)[:, None]
+    moved, _ = distance(emb_BD + share_B1 * common_D, target_BD - 2 * common_D)
+    torch.testing.assert_close(moved, loss)
+
+    rest_BD = emb_BD - (emb_BD @ common_D)[:, None] * common_D
+    target_rest_BD = target_BD - (target_BD @ common_D)[:, None] * common_D
+    expected, _ = make(ALL)(rest_BD, target_rest_BD)
     torch.testing.assert_close(loss, expected)
-    np.testing.assert_allclose(
-        moved.targets_of((target_BD + mean_D).numpy()),
-        make(ALL).targets_of(target_BD.numpy()),
+    assert (
+        np.abs(distance.targets_of(target_BD.numpy()) @ common_D.numpy()).max() < 1e-9
     )
 
 
@@ -187,3 +193,40 @@ def test_gradients_are_finite_for_zeros(name):
     loss.backward()
     assert loss.isfinite()
     assert emb_BE.grad.isfinite().all()
+
+
+def frames_by_hand(mapped, teacher, mean, deviation) -> float:
+    total = 0.0
+    for mapped_CT, teacher_CT in zip(mapped, teacher):
+        for channel in range(TEACHER_DIM):
+            for frame in range(FRAMES):
+                target = float(teacher_CT[channel, frame]) - float(mean[channel])
+                target /= float(deviation[channel])
+                total += (float(mapped_CT[channel, frame]) - target) ** 2
+    return total / (CROPS * TEACHER_DIM * FRAMES)
+
+
+def test_the_distance_of_frames_equals_loops_over_frames():
+    torch.manual_seed(2)
+    distance = FrameDistance(
+        student_channels=STUDENT_DIM, teacher_channels=TEACHER_DIM
+    ).double()
+    student_BST = torch.randn(CROPS, STUDENT_DIM, FRAMES, dtype=torch.float64)
+    teacher_BCT = torch.randn(CROPS, TEACHER_DIM, FRAMES, dtype=torch.float64)
+    mean_C = torch.linspace(-1, 1, TEACHER_DIM, dtype=torch.float64)
+    deviation_C = torch.linspace(0.5, 2, TEACHER_DIM, dtype=torch.float64)
+    distance.mean_C.copy_(mean_C)
+    distance.deviation_C.copy_(deviation_C)
+
+    weight_CS = distance.to_teacher.weight.squeeze(2)
+    bias_C = distance.to_teacher.bias
+    mapped_BCT = torch.einsum("cs,bst->bct", weight_CS, student_BST) + bias_C[:, None]
+    mapped_BCT = mapped_BCT.detach()
+    expected = frames_by_hand(mapped_BCT, teacher_BCT, mean_C, deviation_C)
+    loss = distance(student_BST, teacher_BCT).detach()
+    assert float(loss) == pytest.approx(expected)
+
+    # A teacher with twice the frames: each frame of the student has the mean of two.
+    twice_BCT = torch.repeat_interleave(teacher_BCT, 2, dim=2)
+    again = distance(student_BST, twice_BCT).detach()
+    assert float(again) == pytest.approx(expected)

@@ -14,6 +14,7 @@ from speakerlab.checkpoints.model_files import read_card, space_of
 from speakerlab.experiments import train
 from speakerlab.experiments.consistency import load_same_config
 from speakerlab.experiments.hardware import start_rank
+from speakerlab.experiments.teachers import load_teacher
 from speakerlab.experiments.validation import PairValidation, TeacherValidation
 from speakerlab.training.signals import Signals
 
@@ -37,6 +38,7 @@ SETTINGS = [
 UTTERANCE = "distil.targets=utterance"
 CLEAN = "distil.targets=crop"
 AUGMENTED = "distil={targets: crop, hears: augmented}"
+FRAMES = "distil={targets: crop, views: 2, frame_weight: 3.0}"
 LABELS = "distil.label_weight=0.5"
 # Another size, other features and another number of dimensions than the student.
 TEACHER = [
@@ -94,7 +96,7 @@ def rows_of(training, kind):
     [
         [UTTERANCE],
         [AUGMENTED, "distil.projection=drop"],
-        [CLEAN, "distil.views=2", "augment.pitch_prob=0.5"],
+        [FRAMES, "augment.pitch_prob=0.5"],
         pytest.param([CLEAN, LABELS], marks=pytest.mark.slow),
     ],
 )
@@ -172,7 +174,7 @@ def test_labels_add_a_head_and_hold_out_speakers(begin, folder):
         begin("none", UTTERANCE, LABELS)
 
 
-@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN])
+@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN, FRAMES])
 def test_a_bad_step_moves_nothing(begin, targets):
     """A NaN in a target: neither student, statistics nor projection move."""
     training = begin("exp", targets, "distil.projection=drop")
@@ -198,22 +200,25 @@ def test_a_bad_step_moves_nothing(begin, targets):
         for name, tensor in trainer.task.state_dict().items():
             if not torch.equal(tensor, before[name]):
                 moved.add(name.split(".")[0])
-        assert moved == (set() if is_bad else {"embedder", "distance"})
+        learning = {"embedder", "distance"}
+        if targets == FRAMES:
+            learning.add("frame_distance")
+        assert moved == (set() if is_bad else learning)
     trainer.close()
 
 
-def test_a_student_lies_where_its_teacher_does(begin, teacher):
-    """Also before it has learned: at the teacher's mean distance from the teacher's mean."""
+def test_a_student_has_nothing_of_what_its_teachers_embeddings_have_in_common(
+    begin, teacher
+):
+    """Also before it has learned."""
     training = begin("exp", UTTERANCE)
     train_set = training.source.corpus.train
     target_ND = training.source.target_ND
     assert len(target_ND) == len(train_set)
-    mean_D = target_ND.mean(axis=0)
-    radius = np.linalg.norm(target_ND - mean_D, axis=1).mean()
     wave_BS = torch.randn(3, 8000)
     emb_BD = training.embedder.eval()(wave_BS).detach().numpy()
-    distance_B = np.linalg.norm(emb_BD - mean_D, axis=1)
-    np.testing.assert_allclose(distance_B, radius, rtol=1e-4)
+    np.testing.assert_allclose(emb_BD @ target_ND.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(emb_BD, axis=1), 1, rtol=1e-5)
 
 
 def first_inputs(training):
@@ -259,6 +264,37 @@ def test_the_views_of_a_crop_share_its_place_its_voice_and_its_target(begin):
     inputs = first_inputs(begin("plain", CLEAN, "distil.views=4", *plain))
     x_CVS = inputs.x_B.unflatten(0, (2, 4))
     assert torch.equal(x_CVS, x_CVS[:, :1].expand_as(x_CVS))
+
+
+def test_the_frames_of_a_crop_are_those_that_its_teacher_pools(begin, teacher):
+    batch = first_inputs(begin("frames", FRAMES)).batch
+    assert torch.equal(batch.target_BCT[::2], batch.target_BCT[1::2])
+
+    # The layers from the pooling on make the teacher's embedding of them.
+    emb = batch.target_BCT
+    layers = load_teacher(teacher).embedder.eval().backbone.xvector.named_children()
+    has_pooled = False
+    for name, layer in layers:
+        has_pooled = has_pooled or name == "stats"
+        if has_pooled:
+            emb = layer(emb)
+    emb_BD = torch.nn.functional.normalize(emb.squeeze(2), dim=1)
+    torch.testing.assert_close(emb_BD, batch.target_BD, rtol=1e-4, atol=1e-4)
+
+
+def test_frames_are_learned_in_units_of_their_deviation(begin):
+    training = begin("frames", FRAMES)
+    distance = training.trainer.task.frame_distance
+    assert distance.deviation_C.min() >= 0.29 * distance.deviation_C.median()
+    finish(training)
+    first, *_, last = [row["loss"] for row in rows_of(training, "train")]
+    assert last < first
+
+    silent = begin("silent", FRAMES, "distil.frame_weight=1e-9")
+    finish(silent)
+    _, *_, without_frames = [row["loss"] for row in rows_of(silent, "train")]
+    # The distance of frames is about 1, the mean square of their units, times the weight.
+    assert without_frames < last < without_frames + 4.0
 
 
 def test_an_utterance_has_one_target_whatever_its_crop(begin, teacher):
@@ -391,6 +427,8 @@ def test_a_resumed_run_keeps_its_teacher(begin, teacher, publish_to, tmp_path):
         (["training.speaker_balance=0.5"], "labels are not used"),
         (["distil.views=2"], "distil.targets=crop"),
         (["distil.views=3", CLEAN], "training.global_batch, 8"),
+        (["distil.frame_weight=1"], "distil.targets=crop"),
+        (["distil.frame_weight=1", CLEAN, "runtime.compile=true"], "runtime.compile"),
         (
             [
                 "distil.views=4",

@@ -1,0 +1,44 @@
+"""Frames of a backbone: what it has computed at each time, before it pools them.
+
+Letters: B rows, C channels of a frame (of a map: channels x bins), T frames.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from speakerlab.models.pooling import Pooling
+
+
+def pooling_of(backbone: nn.Module) -> Pooling:
+    """Return the last pooling over time; ValueError if the backbone has none."""
+    poolings = [part for part in backbone.modules() if isinstance(part, Pooling)]
+    if not poolings:
+        raise ValueError(
+            f"{type(backbone).__name__}: has no `Pooling`, whose input would be frames"
+        )
+    return poolings[-1]
+
+
+def num_channels(backbone: nn.Module) -> int:
+    """Return the channels of a frame; ValueError if the backbone has no pooling."""
+    # Mean and deviation of each channel are pooled.
+    return pooling_of(backbone).out_dim // 2
+
+
+@contextmanager
+def noting_frames(backbone: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the frames (B, C, T) of each pass within the block."""
+    frames: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        del module
+        frames.append(inputs[0].flatten(1, -2))
+
+    hook = pooling_of(backbone).register_forward_pre_hook(note)
+    try:
+        yield frames
+    finally:
+        hook.remove()

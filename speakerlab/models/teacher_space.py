@@ -1,0 +1,33 @@
+"""The last layer of a student whose embeddings lie in the space of its teacher.
+
+Letters: B rows, D dimensions of the teacher, E of the student's backbone.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from speakerlab.core.directions import direction_without
+
+
+class TeacherSpace(nn.Module):
+    """Last layer of a student: maps its embeddings to directions in the space of its teacher.
+
+    embed_dim: of the backbone. target_dim: of the teacher.
+    """
+
+    common_D: Tensor
+
+    def __init__(self, *, embed_dim: int, target_dim: int) -> None:
+        super().__init__()
+        self.target_dim = target_dim
+        # With equal dimensions, the last layer of the backbone does as well.
+        self.linear: nn.Module = nn.Identity()
+        if embed_dim != target_dim:
+            self.linear = nn.Linear(embed_dim, target_dim, bias=False)
+        # Along the mean of the teacher's embeddings.
+        self.register_buffer("common_D", torch.zeros(target_dim))
+
+    def forward(self, emb_BE: Tensor) -> Tensor:
+        """Return emb_BD, float32, of length 1."""
+        projected_BD = self.linear(emb_BE.float())
+        return direction_without(projected_BD, self.common_D)
