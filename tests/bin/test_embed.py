@@ -214,6 +214,10 @@ def test_a_folder_is_searched_for_recordings(exp, tmp_path, caplog):
         embed_all(exp, tmp_path / "out", corpus, loose, corpus / "._a.wav")
     ids, _ = read_npy(tmp_path / "out")
     assert ids == ["a", "c_d", "e"]
+    # Before a folder, and between two.
+    other = write_voice(tmp_path / "other/f.wav").parent
+    embed_all(exp, tmp_path / "more", loose, corpus, other)
+    assert read_npy(tmp_path / "more")[0] == ["e", "a", "c_d", "f"]
     (line,) = [text for text in caplog.messages if text.startswith(f"{corpus}:")]
     assert "2 recordings" in line
     assert "files of other endings: 2 (2 .txt)" in line

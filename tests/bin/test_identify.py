@@ -71,6 +71,20 @@ def test_several_files_are_a_line_each(printed, calls, exp):
         assert "no decision (no calibration; run `speakerlab calibrate`, or" in line
 
 
+def test_a_threshold_decides_without_a_calibration(printed, calls, exp):
+    (exp / "model/calibration.json").unlink()
+    rows = [json.loads(line) for line in printed(*calls, "--json")]
+    best, other = (row["ranking"]["ann"] for row in rows)
+    between = (best + other) / 2
+    for threshold, are_known in ((-1.0, [True, True]), (between, [True, False])):
+        options = ["--threshold", str(threshold)]
+        lines = printed(*calls, *options)
+        assert [": ann (" in line for line in lines] == are_known
+        rows = [json.loads(line) for line in printed(*calls, *options, "--json")]
+        assert [row["known"] for row in rows] == are_known
+        assert [row["threshold"] for row in rows] == pytest.approx([threshold] * 2)
+
+
 def test_json_and_channel(printed, calls):
     lines = printed(*calls, "--json", "--channel", "1", "--far", "0.01")
     known, unknown = (json.loads(line) for line in lines)

@@ -7,10 +7,14 @@ import signal
 
 import pytest
 import torch
+import yaml
 from forked import start_forked
 from processes import children_of, wait_for, wait_until_gone
 from refusals import refused, refuses
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tiny import (
     card,
     checkpoints,
@@ -57,6 +61,23 @@ def test_an_experiment_has_all_its_files(trained):
     # Each speaker at three speeds.
     assert len(speakers) == 6 * 3
     assert speakers[6] == speakers[0] + "#0.9"
+
+
+def test_tensorboard_shows_the_configuration_of_the_training(trained):
+    path = str(trained / "tensorboard")
+    events = plugin_event_accumulator.EventAccumulator(path)
+    events.Reload()
+    (text,) = events.Tensors("config")
+    shown = text.tensor_proto.string_val[0].decode()
+    # A block of code, whose lines are indented.
+    lines = [line.removeprefix("    ") for line in shown.splitlines()]
+    written = (trained / "config.yaml").read_text()
+    assert lines == written.splitlines()
+
+    content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    lr = yaml.safe_load(written)["training"]["lr"]
+    assert start.hparams["training.lr"].number_value == float(lr)
 
 
 def test_a_resumed_run_is_bit_identical(trained, tmp_path, train):

@@ -1,6 +1,7 @@
 """`speakerlab verify`: what stages 5 and 6 write, decisions, pairs by path and by name."""
 
 import json
+import statistics
 from itertools import combinations, product
 from pathlib import Path
 
@@ -175,6 +176,8 @@ def test_json_of_two_files_and_of_each_trial(make_exp, data_dir, capsys, tmp_pat
     assert result["threshold"] == 0.3
     assert result["same"] is (result["score"] >= 0.3)
     assert result["speech_seconds"] == pytest.approx([1.0, 1.25], abs=0.02)
+    (line,) = printed(capsys, first, second, *options, "--far", "0.01")
+    assert json.loads(line)["threshold"] == 0.9999
 
     trials = tmp_path / "pairs"
     trials.write_text("spk0-0 spk0-1\nspk0-2 spk0-2\n")
@@ -200,8 +203,10 @@ def test_decisions_on_trials_are_columns(make_exp, data_dir, capsys):
     exp = make_exp("exp", calibration=CALIBRATION)
     places = ["--trials", data_dir / "trials", "--wav-scp", data_dir / "wav.scp"]
     scores = printed(capsys, *places, "--model", exp)
+    # One at which about half of the decisions differ from those of the calibration.
+    middle = statistics.median(float(line.split()[2]) for line in scores)
     for option, value, threshold in (
-        ("--threshold", "0.9", 0.9),
+        ("--threshold", str(middle), middle),
         ("--far", "0.01", 0.9999),
     ):
         lines = printed(capsys, *places, "--model", exp, option, value)
@@ -215,6 +220,14 @@ def test_decisions_on_trials_are_columns(make_exp, data_dir, capsys):
             assert decision == ("same" if is_same else "different")
             assert float(seconds_a) >= 0.98
             assert float(seconds_b) >= 0.98
+
+    options = [*places, "--model", exp, "--threshold", middle]
+    decisions = [line.split()[3] for line in printed(capsys, *options)]
+    assert set(decisions) == {"same", "different"}
+    rows = [json.loads(line) for line in printed(capsys, *options, "--json")]
+    assert {row["threshold"] for row in rows} == {middle}
+    for row, decision in zip(rows, decisions, strict=True):
+        assert row["same"] is (decision == "same")
 
 
 def test_little_speech_is_warned_of_once(make_exp, tmp_path, capsys, caplog):

@@ -133,6 +133,17 @@ def test_packages_are_few_and_say_what_they_are_for() -> None:
         assert text and text.splitlines()[0].endswith("."), package.name
 
 
+def test_bars_are_not_shown_in_log_files() -> None:
+    """Only these modules know when a bar is shown, so only they import tqdm."""
+    importers: set[str] = set()
+    for folder in ("speakerlab", "egs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            names = imports_of(path, ROOT / folder)
+            if any(name.split(".")[0] == "tqdm" for name in names):
+                importers.add(path.relative_to(ROOT).as_posix())
+    assert importers == {"speakerlab/core/bars.py", "egs/common/corpus/archives.py"}
+
+
 def test_every_module_is_named_after_its_content() -> None:
     assert find_nameless(ROOT) == []
 

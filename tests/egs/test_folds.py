@@ -72,7 +72,15 @@ def test_the_same_speakers_are_split_once_and_rejected_files_are_left_out(
     folds.split(tmp_path, 3)
     assert "already split into 3 folds, kept" in capsys.readouterr().out
 
-    path = tmp_path / "in/who0-0.wav"
+    # The same names at another place.
+    (tmp_path / "in").rename(tmp_path / "moved")
+    table = tmp_path / "train/wav.scp"
+    table.write_text(table.read_text().replace("/in/", "/moved/"))
+    folds.split(tmp_path, 3)
+    assert "kept" not in capsys.readouterr().out
+    assert "/moved/" in read_table(tmp_path / "all/train/wav.scp")["who0/0"]
+
+    path = tmp_path / "moved/who0-0.wav"
     (tmp_path / "train/rejected.tsv").write_text(f"who0/0\t{path}\tis broken\n")
     folds.split(tmp_path, 3)
     assert "who0/0" not in read_table(tmp_path / "all/train/wav.scp")
