@@ -37,6 +37,17 @@ def _stem(text: str) -> Path:
     return Path(text)
 
 
+def _share(text: str) -> float:
+    """Read a share, from 0 to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:  # NaN is not
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return share
+
+
 # The type of an option's value by its metavar; str for all other metavars.
 TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "DIR": Path,
@@ -51,7 +62,7 @@ TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "COSINE": float,
     "P": float,
     "RATE": float,
-    "SHARE": float,
+    "SHARE": _share,
 }
 
 
@@ -79,13 +90,16 @@ class Parser(argparse.ArgumentParser):
         """Print one line with the nearest option, without argparse's usage, and exit."""
         _, _, unrecognized = message.partition("unrecognized arguments: ")
         misspelt = ""
+        otherwise = "see --help"
         if unrecognized.split():
             # argparse lists all unknown options; "--name=value" is one of them.
             first = unrecognized.split()[0]
             misspelt = first.partition("=")[0]
+            if Path(first).is_file():
+                otherwise = f"write ./{first} for the file of this name"
         options = list(self._option_string_actions)
         # Options are short: any two have some letters in common.
-        hint = nearest(misspelt, options, otherwise="see --help", cutoff=0.6)
+        hint = nearest(misspelt, options, otherwise=otherwise, cutoff=0.6)
         sys.stderr.write(f"{self.prog}: {message.removeprefix('argument ')}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
 

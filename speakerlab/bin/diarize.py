@@ -394,6 +394,11 @@ def parse(arguments: Sequence[str]) -> Namespace:
         options.error(
             "--speakers: cannot be combined with --min-speakers or --max-speakers"
         )
+    if args.max_speakers is not None and args.max_speakers < args.min_speakers:
+        options.error(
+            f"--max-speakers: must be at least --min-speakers, {args.min_speakers}, got"
+            f" {args.max_speakers}"
+        )
     has_development = args.development is not None
     if has_development != (args.method == "vbx"):
         options.error("--development: is needed for --method vbx, and for no other")

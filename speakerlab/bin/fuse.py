@@ -121,13 +121,17 @@ def _check(args: Namespace) -> None:
             f"--speakers: {args.speakers} has no effect with --dev-trials; leave"
             " one out"
         )
-    # Resolve paths, because a file can have several names.
-    files = [path.resolve() for path in [*args.scores, *dev_scores]]
-    twice = {str(path) for path in files if files.count(path) > 1}
-    if twice:
-        raise ValueError(f"--scores: {min(twice)} is given twice; leave one out")
     trials = args.trials.resolve()
-    if args.out.resolve() in [*files, trials]:
+    inputs = {trials}
+    # One file may have the scores of both lists, but no list has a system twice.
+    for option, paths in (("--scores", args.scores), ("--dev-scores", dev_scores)):
+        # Resolve paths, because a file can have several names.
+        files = [path.resolve() for path in paths]
+        twice = {str(path) for path in files if files.count(path) > 1}
+        if twice:
+            raise ValueError(f"{option}: {min(twice)} is given twice; leave one out")
+        inputs.update(files)
+    if args.out.resolve() in inputs:
         raise ValueError(f"--out: {args.out} is one of the inputs; choose another path")
     if has_dev_trials and args.dev_trials.resolve() == trials:
         raise ValueError(

@@ -109,6 +109,7 @@ def check_data_dirs(
     for data_dir in dirs:
         notes += _check_audio(data_dir, faults, look, num_workers)
         _check_rejected(data_dir, faults, allow_rejected)
+        _check_remaining(data_dir, faults)
         for trials in data_dir.trials:
             notes += _check_trials(data_dir, trials, faults)
     faults.raise_if_any(
@@ -444,6 +445,24 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
         )
 
 
+def _check_remaining(data_dir: DataDir, faults: Faults) -> None:
+    """Report a set of which the broken recordings have left a single speaker."""
+    remaining = _remaining_speakers(data_dir)
+    if len(remaining) == 1 and len(data_dir.speaker_names) > 1:
+        (speaker,) = remaining
+        faults.add(
+            "one-speaker sets",
+            f"{data_dir.folder}: needs recordings of at least 2 speakers, got only those"
+            f" of {speaker} unbroken; repair others",
+        )
+
+
+def _remaining_speakers(data_dir: DataDir) -> set[str]:
+    """Return the speakers of the utterances whose audio is good."""
+    speakers = data_dir.speakers or {}
+    return {speakers[name] for name in data_dir.seconds if name in speakers}
+
+
 def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> list[str]:
     """Check that test ids are utterances, enrolment ids utterances or models, with good audio.
 
@@ -611,7 +630,7 @@ def _write(data_dir: DataDir) -> str:
     tables.write_table(folder / "utt2dur", durations)
     tables.write_rejected(folder, rejected)
 
-    num_speakers = len(data_dir.speaker_names)
+    num_speakers = len(_remaining_speakers(data_dir))
     total_seconds = sum(data_dir.seconds.values())
     hours = total_seconds / 3600
     summary = f"{count_of(len(data_dir.seconds), 'utterance')}, {hours:.2f} h"

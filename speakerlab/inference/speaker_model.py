@@ -26,6 +26,7 @@ from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows, group_rows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import Channels, read_channels, read_wave
+from speakerlab.data.tables import CONTROLS
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
 from speakerlab.inference.enrolled import add_speakers, read_speakers, write_speakers
 from speakerlab.inference.speech import MIN_DECISION_SECONDS, warn_of_little_speech
@@ -374,6 +375,11 @@ class SpeakerModel:
         recordings = sources if is_list else [sources]
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
+        if CONTROLS.search(name):
+            raise ValueError(
+                f"enrol: a name must be one line without control characters, got"
+                f" {name!r}"
+            )
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
         # The first speaker decides whose speakers these are. Scores of a speaker depend on the

@@ -14,7 +14,7 @@ from refusals import refused
 from tiny import ROOT
 from voices import RATE, make_wave
 
-from speakerlab.bin import extract, plan, train
+from speakerlab.bin import check, embed, extract, plan, train
 from speakerlab.bin.command import collect_warnings, json_line, parser
 from speakerlab.data import audio
 
@@ -154,6 +154,25 @@ def test_other_channels_are_refused(text, capsys):
     with pytest.raises(SystemExit):
         options.parse_args([f"--channel={text}"])
     assert refused(capsys.readouterr().err, "speakerlab verify: --channel", text)
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "1.01", "5", "half"])
+def test_a_share_is_from_0_to_1(text, capsys):
+    with pytest.raises(SystemExit):
+        check.main(["data", f"--allow-rejected={text}"])
+    assert refused(
+        capsys.readouterr().err, "speakerlab check: --allow-rejected", "0 to 1", text
+    )
+
+
+def test_a_file_that_looks_like_an_option_is_written_with_its_folder(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.wav").touch()
+    with pytest.raises(SystemExit):
+        embed.parse(["-dash.wav", "--model", "m", "--out", "e"])
+    assert refused(capsys.readouterr().err, "speakerlab embed", "./-dash.wav")
 
 
 @pytest.mark.parametrize(

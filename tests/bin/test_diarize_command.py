@@ -394,6 +394,7 @@ def test_refusals(exp, talk, tmp_path, monkeypatch, arguments, subject, value):
         ["--threshold", "0.5"],
         ["--speakers", "0"],
         ["--far", "0.01"],
+        ["--max-speakers", "2", "--min-speakers", "5"],
     ],
 )
 def test_options_that_do_not_fit(exp, arguments, capsys):

@@ -105,6 +105,9 @@ def test_every_recording_that_cannot_be_used_is_named(tmp_path, make_exp):
     with refuses(str(broken)) as caught:
         enroll.main(["ann", str(broken), str(good), str(missing), *options])
     assert refused(str(caught.value), str(missing))
+    # Two lines would be two speakers in the output of `identify`.
+    with refuses("enrol", r"'ann\nbob'"):
+        enroll.main(["ann\nbob", str(good), *options])
     assert not team.exists()
 
 

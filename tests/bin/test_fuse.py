@@ -110,6 +110,11 @@ def test_speakers_may_lie_elsewhere(tmp_path, capsys):
         ),
         ("DEV --dev-trials FOLDER/trials", "--dev-trials", "FOLDER/trials"),
         ("--scores FOLDER/a FOLDER/a", "--scores", "FOLDER/a"),
+        (
+            "--dev-trials DEV/trials --dev-scores DEV/a DEV/a",
+            "--dev-scores",
+            "given twice",
+        ),
         ("--out FOLDER/b", "--out", "FOLDER/b"),
     ],
 )

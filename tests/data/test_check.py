@@ -263,6 +263,13 @@ def test_segments_outside_their_recording_or_too_short_are_refused(
     assert refused(line, f"{folder}/segments", "x", *values)
 
 
+def test_one_speaker_that_is_left_is_refused(folder: Path):
+    for name in ("spk1-0", "spk1-1"):
+        Path(read_table(folder / "wav.scp")[name]).unlink()
+    (line,) = refusal(folder, allow_rejected=0.5)
+    assert refused(line, str(folder), "at least 2 speakers", "spk0")
+
+
 def test_segments_may_end_a_rounding_late(tmp_path: Path):
     segments = {
         "a": ("rec", 0.0, 2.009),
@@ -575,7 +582,7 @@ def test_conditions_models_and_trials_with_unknown_ids_are_refused(
 
 def test_a_set_over_the_limit_is_named(folder: Path):
     (folder.parent / "wav/spk0-0.wav").unlink()
-    (folder.parent / "wav/spk0-1.wav").unlink()
+    (folder.parent / "wav/spk1-1.wav").unlink()
     with refuses(folder, "2 of 4", "50.0%", "1 more", "--allow-rejected 0.3"):
         check_data_dirs([folder], allow_rejected=0.3)
     check_data_dirs([folder], allow_rejected=0.5)
