@@ -21,11 +21,10 @@ from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.data.listing import is_apple_double, list_recordings
 from speakerlab.data.tables import (
-    COLUMNS,
     SURROGATE,
     Rejection,
     one_line,
-    read_table,
+    read_recordings,
     write_rejected,
 )
 from speakerlab.inference.embedding_files import WRITERS, remove_embeddings
@@ -163,7 +162,7 @@ def find_files(args: Namespace) -> dict[str, Path]:
             f"embed: {num_sources} of FILE..., --list and --wav-scp given; give one"
         )
     if has_wav_scp:
-        path_of = read_table(args.wav_scp, columns=COLUMNS["wav.scp"])
+        path_of = read_recordings(args.wav_scp)
         return {name: as_path(path) for name, path in path_of.items()}
     given: list[Path] = args.files
     if has_list:

@@ -53,6 +53,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def check_combination(args: Namespace) -> None:
     """Raise ValueError for conflicting options."""
+    if args.format != "3dspeaker" and args.out.suffix != ".onnx":
+        raise ValueError(
+            f"--out: {args.out} must end in .onnx, as models of this format do"
+        )
     # Int8 needs data for the activation ranges, and exists only for plain ONNX.
     has_data = args.calibrate is not None
     is_onnx = args.format == "onnx"

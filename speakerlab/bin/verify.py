@@ -23,7 +23,7 @@ from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.trial_lines import read_pair_lines
 from speakerlab.data.convert import read_wave
-from speakerlab.data.tables import COLUMNS, one_line, read_table
+from speakerlab.data.tables import one_line, read_recordings
 from speakerlab.inference.speaker_model import Result, SpeakerModel, Verification
 from speakerlab.inference.speech import warn_of_little_speech
 from speakerlab.scoring.pair_scores import dot_scores, unit_rows
@@ -107,7 +107,7 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
     # Without a wav.scp, ids are paths.
     files = {name: name for name in trials.ids}
     if args.wav_scp is not None:
-        files = read_table(args.wav_scp, columns=COLUMNS["wav.scp"])
+        files = read_recordings(args.wav_scp)
         trials.check_known(files, where=str(args.trials))
     # Each recording is embedded once, even if it is in many trials.
     ids = list(trials.ids)

@@ -175,11 +175,8 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
         )
     for recording, path in data_dir.wavs.items():
         if path.endswith("|"):
-            text = (
-                f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's"
-                " path there"
-            )
-            faults.add("pipes", f"{wavs} {recording} is a command: '{path}'; {text}")
+            text = tables.command_fix(recording, path)
+            faults.add("pipes", f"{wavs} {text}")
     for utterance, segment in data_dir.segments.items():
         recording = segment[0]
         if recording not in data_dir.wavs:

@@ -121,6 +121,25 @@ def read_table(
     return table
 
 
+def read_recordings(path: Path) -> dict[str, str]:
+    """Read recording -> path from a wav.scp of any name; ValueError for commands."""
+    path_of = read_table(path, columns=COLUMNS["wav.scp"])
+    faults = Faults()
+    for recording, file in path_of.items():
+        if file.endswith("|"):
+            faults.add("commands", f"{path}: {command_fix(recording, file)}")
+    faults.raise_if_any(f"{path}: refused")
+    return path_of
+
+
+def command_fix(recording: str, command: str) -> str:
+    """Return what is wrong with a command in place of a path, and what to do."""
+    return (
+        f"{recording} is a command: '{command}'; run `{command.rstrip('| ')} >"
+        f" {recording}.wav` once and put the file's path there"
+    )
+
+
 def _check_spellings(
     table: Mapping[str, str], path: Path, columns: str, faults: Faults
 ) -> None:

@@ -150,6 +150,12 @@ def diarize(
     speakers.
     """
     # Check before the long computation.
+    _check_types(
+        known,
+        num_speakers=num_speakers,
+        min_speakers=min_speakers,
+        max_speakers=max_speakers,
+    )
     if known:
         check_enrolled(model)
     if num_speakers is not None:
@@ -336,6 +342,19 @@ def _rename(segments: Iterable[Segment], names: Mapping[str, str]) -> list[Segme
         name = names[segment.speaker]
         renamed.append(segment._replace(speaker=name))
     return renamed
+
+
+def _check_types(known: Any, **numbers: Any) -> None:
+    """Raise ValueError unless `known` is a bool, and the numbers are whole or None."""
+    if not isinstance(known, bool):
+        raise ValueError(
+            f"known: must be True or False, got {known!r}; `load_speakers` reads a file"
+            " of enrolled speakers"
+        )
+    for name, number in numbers.items():
+        is_number = isinstance(number, int | np.integer)
+        if number is not None and not is_number:
+            raise ValueError(f"{name}: must be a whole number, got {number!r}")
 
 
 def check_enrolled(model: Model) -> None:

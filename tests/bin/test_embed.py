@@ -418,3 +418,10 @@ def test_a_full_disk_is_an_error_of_the_output(exp, wavs, tmp_path, read):
     name = read.__name__.removeprefix("read_")
     with cannot_write(tmp_path / f"out.{name}"):
         embed_all(exp, tmp_path / "out", *wavs, "--format", name)
+
+
+def test_a_command_in_wav_scp_is_named(exp, tmp_path):
+    table = tmp_path / "wav.scp"
+    table.write_text("a sox a.flac -t wav - |\n")
+    with refuses(str(table), "a is a command", "sox a.flac -t wav - > a.wav"):
+        embed_all(exp, tmp_path / "out", "--wav-scp", table)

@@ -466,6 +466,13 @@ def test_refusals(model, tmp_path):
         model.diarize(wave_S.astype(np.int32))
     with refuses("speakers", 9, 3):
         model.diarize(wave_S, num_speakers=9)
+    with refuses("num_speakers", 2.5):
+        model.diarize(wave_S, num_speakers=2.5)
+    with refuses("max_speakers", "'2'"):
+        model.diarize(wave_S, max_speakers="2")
+    # The option --known of the command takes a file.
+    with refuses("known", "'speakers.safetensors'", "load_speakers"):
+        model.diarize(wave_S, known="speakers.safetensors")
     with refuses("method", "vbx"):
         model.diarize(wave_S, method="vbx")
 

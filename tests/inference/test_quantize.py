@@ -85,6 +85,10 @@ def test_what_is_refused(exp, tmp_path, make_data_dir):
         with refuses("export", "--calibrate"):
             export.main([*arguments, *options])
 
+    # `load` takes only this ending.
+    with refuses("--out", "m.txt", ".onnx"):
+        export.main([str(exp), "--out", str(tmp_path / "m.txt")])
+
     # Too short: 16 frames are 0.175 s.
     data = make_data_dir(speakers=[0, 1], seconds=[0.15])
     with refuses(str(data), "2800 samples, got 0"):
