@@ -96,6 +96,8 @@ class DistillationTask(Task):
         self.distance = distance
         self.frame_distance = frame_distance
         self.frame_weight = frame_weight
+        # Of the teacher's frames.
+        self.num_channels = 0 if frame_distance is None else len(frame_distance.mean_C)
         self.head = head
         self.label_weight = label_weight
 
@@ -120,12 +122,13 @@ class DistillationTask(Task):
         del frozen  # refused by the configuration
         num_crops = len(x_B)
         target_BD = x_B.new_zeros((num_crops, self.distance.target_dim))
-        target_BCT = None
+        target_BCT = x_B.new_zeros((num_crops, self.num_channels, 1))
         mask_features = None
         if batch is not None:
             assert batch.target_BD is not None
             target_BD = batch.target_BD
-            target_BCT = batch.target_BCT
+            if batch.target_BCT is not None:
+                target_BCT = batch.target_BCT
             mask_features = partial(self.augment.features, batch=batch)
         frames_of_student: Any = nullcontext([])
         if self.frame_distance is not None:

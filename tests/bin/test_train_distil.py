@@ -27,11 +27,18 @@ def model(exp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("targets", ["utterance", "crop"])
+@pytest.mark.parametrize(
+    "distil",
+    [
+        ["distil.targets=utterance"],
+        ["distil.targets=crop"],
+        ["distil.targets=crop", "distil.frame_weight=3"],
+    ],
+)
 def test_two_ranks_learn_what_one_does_and_resume_bit_identically(
-    tmp_path, train, teacher, targets
+    tmp_path, train, teacher, distil
 ):
-    settings = [*DISTIL, teacher, f"distil.targets={targets}"]
+    settings = [*DISTIL, teacher, *distil]
     on_one_rank = tmp_path / "one"
     two = tmp_path / "two"
     train(on_one_rank, *settings)
