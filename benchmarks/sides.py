@@ -101,7 +101,7 @@ class Process:
             status = self.process.wait()
             reason = "see above"
             if status == -signal.SIGKILL:
-                reason = "the memory was too small; use --micro-batch N"
+                reason = "perhaps for lack of memory: models.py has --micro-batch"
             raise SystemExit(f"benchmark: a side exited with {status}; {reason}")
         return json.loads(line)
 

@@ -1,9 +1,9 @@
 """Directions of embeddings beside those of another model.
 
-All embeddings of a model have a part in common, along their mean, which tells no speaker from
-another. A student predicts this part with an error of its own for each recording, and the error is
-in every cosine. So the part is left out: of a student's embeddings and of its targets. Cosines with
-the teacher's embeddings are then lower, but rank speakers better.
+All embeddings of a model share a part along their mean, which does not depend on the speaker. A
+student predicts this part with an error, which differs from recording to recording and changes
+every cosine. So the embeddings of students, and their targets, are without it. Cosines with the
+teacher's embeddings are then lower, but rank speakers better.
 
 Letters: B rows, D dimensions.
 """

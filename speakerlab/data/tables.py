@@ -133,7 +133,7 @@ def read_recordings(path: Path) -> dict[str, str]:
 
 
 def command_fix(recording: str, command: str) -> str:
-    """Return what is wrong with a command in place of a path, and what to do."""
+    """Return the fault of a command in place of a path, and how to repair it."""
     return (
         f"{recording} is a command: '{command}'; run `{command.rstrip('| ')} >"
         f" {recording}.wav` once and put the file's path there"

@@ -17,7 +17,8 @@ def pooling_of(backbone: nn.Module) -> Pooling:
     poolings = [part for part in backbone.modules() if isinstance(part, Pooling)]
     if not poolings:
         raise ValueError(
-            f"{type(backbone).__name__}: has no `Pooling`, whose input would be frames"
+            f"{type(backbone).__name__}: has no `Pooling`, whose input would be frames;"
+            " set distil.frame_weight=0"
         )
     return poolings[-1]
 

@@ -127,7 +127,8 @@ class DistillationTask(Task):
         if batch is not None:
             assert batch.target_BD is not None
             target_BD = batch.target_BD
-            if batch.target_BCT is not None:
+            if self.frame_distance is not None:
+                assert batch.target_BCT is not None
                 target_BCT = batch.target_BCT
             mask_features = partial(self.augment.features, batch=batch)
         frames_of_student: Any = nullcontext([])
