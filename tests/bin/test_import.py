@@ -167,7 +167,7 @@ def test_refusals(arguments, subject, value) -> None:
         "enroll ann a.wav --model HUB --speakers {out}",
         "identify a.wav --model HUB",
         "calibrate --model HUB --data {data} --out {out}",
-        "export HUB --out {out}",
+        "export HUB --out {out}.onnx",
         "import_ HUB",
         "train --config campplus_tiny --exp {out} --init HUB",
     ],
