@@ -16,7 +16,7 @@ from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm, narrow
-from speakerlab.models.frames import noting_frames
+from speakerlab.models.frames import NotedFrames, noting_frames
 from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.precision import Precision
 
@@ -92,8 +92,8 @@ class Embedder(nn.Module):
         feats_BTF = self.features(wave_BS, spec_augment)
         return self.embed_features(feats_BTF)
 
-    def noting_frames(self) -> AbstractContextManager[list[Tensor]]:
-        """Return a block in which a list gets the frames of each pass; see models/frames.py."""
+    def noting_frames(self) -> AbstractContextManager[NotedFrames]:
+        """Return a block in which the frames of each pass are noted; see models/frames.py."""
         return noting_frames(self.backbone)
 
     def features(

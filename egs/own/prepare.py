@@ -356,10 +356,11 @@ def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:
 def report_low_rates(
     rates: Mapping[str, int], speakers: Mapping[str, str], corpus: Path
 ) -> None:
-    """Print a line if only some of the speakers have recordings at the model's rate or above.
+    """Print a line if only some of the recordings have the model's rate or more.
 
-    Below it, a recording has no sound above half its rate. A model would tell such speakers from
-    the others by this, not by their voices. rates, speakers: utterance -> rate, and speaker.
+    Below it, a recording has no sound above half its rate. If only some of the speakers have no
+    others, a model would tell them from the rest by this, not by their voices. rates, speakers:
+    utterance -> rate, and speaker.
     """
     highest: dict[str, int] = {}  # of each speaker
     for name, rate in rates.items():
@@ -373,6 +374,15 @@ def report_low_rates(
             f" below {SAMPLE_RATE} Hz, such as {first} ({highest[first]} Hz): a model may"
             " learn the missing high frequencies instead of the voices; leave them out, or"
             " add recordings of other speakers like them"
+        )
+        return
+    low_recordings = [name for name, rate in rates.items() if rate < SAMPLE_RATE]
+    if low_recordings:
+        name = low_recordings[0]
+        print(
+            f"{one_line(corpus)}: {count_of(len(low_recordings), 'recording')} below"
+            f" {SAMPLE_RATE} Hz, such as {name} ({rates[name]} Hz), without sound above"
+            " half of that"
         )
 
 

@@ -305,11 +305,6 @@ class Config(Section):
     def _check_frames(self) -> None:
         """Raise ValueError unless student and teacher have frames to compare."""
         frames = "distil.frame_weight: the frames of"
-        if self.distil.targets != "crop":
-            raise ValueError(
-                f"{frames} utterances are not stored; set it to 0, or"
-                " distil.targets=crop"
-            )
         if len(self.distil.teachers) > 1:
             raise ValueError(
                 f"{frames} several teachers cannot be joined; set it to 0, or give one"

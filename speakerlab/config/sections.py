@@ -106,7 +106,7 @@ class DistilConfig(Section):
     # Written by training: dimensions of the projection that is kept; null: none.
     target_dim: Count | None = None
     # Weight of the distance between frames of the student and the teacher, before their pooling,
-    # with `crop` and one PyTorch teacher; 0: only embeddings are compared.
+    # with one PyTorch teacher; 0: only embeddings are compared. With `utterance`, they are stored.
     frame_weight: NotNegative = 0.0
     # Weight of the head and its loss, which need labels; 0: labels are not used.
     label_weight: NotNegative = 0.0

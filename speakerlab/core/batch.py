@@ -54,6 +54,8 @@ class Crop:
     draws: Mapping[str, Draw]
     # float32, a teacher's embedding of the utterance; None without a stored one.
     target_D: np.ndarray | None = None
+    # float16, a teacher's frames of the crop; None before they are read, and without stored ones.
+    target_CT: np.ndarray | None = None
 
 
 class Batch(NamedTuple):
@@ -71,7 +73,7 @@ class Batch(NamedTuple):
     draws: Mapping[str, list[Draws]]  # by the augmentation's name
     # float32, embeddings of a teacher (training/distillation.py); None without a teacher.
     target_BD: Tensor | None = None
-    # float32, frames of a teacher that hears the crops; None unless `distil.frame_weight` is set.
+    # Frames of a teacher, float16 where they are stored; None unless `distil.frame_weight` is set.
     target_BCT: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":

@@ -495,10 +495,21 @@ def _amplitudes(raw_SC: np.ndarray, where: str) -> np.ndarray:
 def _resampled(
     blocks: Iterator[np.ndarray], from_rate: int, to_rate: int
 ) -> Iterator[np.ndarray]:
-    """Resample waves; their spectrum is cut below the lower Nyquist frequency."""
+    """Resample waves; their spectrum is cut below the lower Nyquist frequency.
+
+    They are rounded to 16 bits, as in a data directory: above half the rate of a telephone there is
+    only the noise of this rounding, which the features show.
+    """
     if from_rate == to_rate:
         yield from blocks
         return
+    for wave_SC in _unrounded(blocks, from_rate, to_rate):
+        yield audio.to_int16(wave_SC).astype(np.float32) / audio.FULL_SCALE
+
+
+def _unrounded(
+    blocks: Iterator[np.ndarray], from_rate: int, to_rate: int
+) -> Iterator[np.ndarray]:
     import soxr
 
     stream = None

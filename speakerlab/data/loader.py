@@ -14,7 +14,7 @@ changes the random draws.
 `Pieces`, at the end, reads parts of whole utterances, for validation and extraction.
 
 Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
-P entries of an epoch, T frames, F mel bins, D dimensions of a teacher.
+P entries of an epoch, T frames, F mel bins, D dimensions of a teacher, C channels of its frames.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +31,7 @@ from speakerlab.data.arrays import stable_hash
 from speakerlab.data.codecs import reencode
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import (
     MICRO_BATCHES_AHEAD,
     NO_ROW,
@@ -114,7 +115,7 @@ class TrainCrops(Dataset[Crop]):
     shared_draws: names of the draws that these crops share, such as their speed, because a speaker
         at another speed is another class. With "crop", all of them begin at the same sample.
     clean_crops: number of these crops, from the first one on, that have only shared draws.
-    target_ND: a teacher's embedding of each utterance.
+    target_ND: a teacher's embedding of each utterance. target_frames: its stored frames.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class TrainCrops(Dataset[Crop]):
         shared_draws: Collection[str] = ("speed",),
         clean_crops: int = 0,
         target_ND: np.ndarray | None = None,
+        target_frames: TargetFrames | None = None,
     ) -> None:
         num_speakers = len(manifest.speakers)
         assert label_KN.shape == (len(speeds), num_speakers)
@@ -148,6 +150,7 @@ class TrainCrops(Dataset[Crop]):
         self.shared_draws = shared_draws
         self.clean_crops = clean_crops
         self.target_ND = target_ND
+        self.target_frames = target_frames
 
         # A crop at speed 1.1 becomes shorter by that factor, so more samples are read for it.
         self.read_samples = [round(crop_samples * speed) for speed in speeds]
@@ -231,7 +234,10 @@ class TrainCrops(Dataset[Crop]):
                 self.codecs[codec_index],
                 sample_rate=self.manifest.sample_rate,
             )
-        return replace(crop, wave_S=wave_S)
+        target_CT = None
+        if self.target_frames is not None:
+            target_CT = self.target_frames.read(crop.row, crop.first)
+        return replace(crop, wave_S=wave_S, target_CT=target_CT)
 
     def _seek(self, name: str, slot: Slot) -> np.random.Generator:
         """Return the generator of a name and a slot.
@@ -288,9 +294,12 @@ def collate(crops: Sequence[Crop]) -> Batch:
     label_B, position_B, row_B = numbers_3B
 
     targets: list[np.ndarray] = []
+    target_frames: list[np.ndarray] = []
     for crop in crops:
         if crop.target_D is not None:
             targets.append(crop.target_D)
+        if crop.target_CT is not None:
+            target_frames.append(crop.target_CT)
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
         feats_BTF=torch.from_numpy(feats_BTF),
@@ -299,7 +308,15 @@ def collate(crops: Sequence[Crop]) -> Batch:
         row_B=row_B,
         draws=_stack_draws(crops),
         target_BD=torch.from_numpy(np.stack(targets)) if targets else None,
+        target_BCT=_stack_frames(target_frames),
     )
+
+
+def _stack_frames(frames: Sequence[np.ndarray]) -> torch.Tensor | None:
+    """Stack the frames (C, T) of a teacher; None without any."""
+    if not frames:
+        return None
+    return torch.from_numpy(np.stack(frames))
 
 
 def _stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:

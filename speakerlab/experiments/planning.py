@@ -51,6 +51,7 @@ CPU_USABLE_SHARE = 0.5
 # With `runtime.bank_gb: auto` on a CPU, noise and RIRs may take this share of the free memory.
 CPU_BANK_SHARE = 1 / 4
 CPU_BANK_GB = 4.0  # at most, because data workers need memory of the host too
+FRAMES_PER_SECOND = 100  # of features
 TRANSIENT_SHARE = 1.055  # peak of a backward pass, relative to the saved activations
 # Cards of this size, GTX 1080 Ti and RTX 2080 Ti, are older than bf16.
 WITHOUT_BF16_GB = 11
@@ -488,8 +489,8 @@ def _build_distillation(
     if config.has_head:
         head = build.build_head(config, embed_dim=embed_dim, num_classes=num_classes)
         parameters += head.parameters()
-    # Most networks halve the 100 frames of a second, or more.
-    num_frames = round(50 * config.data.crop_seconds)
+    # Most networks halve their number, or more.
+    num_frames = round(FRAMES_PER_SECOND / 2 * config.data.crop_seconds)
 
     def compare(num_utterances: int) -> Tensor:
         emb_BD = torch.zeros(num_utterances, embed_dim, requires_grad=True)
@@ -603,14 +604,24 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
 def batch_bytes(config: Config, micro_batch: int, *, noise: bool = False) -> int:
     """Return the bytes of a micro-batch from workers: int16 samples, or features of similar size.
 
-    noise: whether the workers also send noise.
+    Stored frames of a teacher count, too. noise: whether the workers also send noise.
     """
     # A faster crop needs more samples; the noise is as long as its crop.
     fastest = max(config.augment.speeds)
     crop_samples = round(build.crop_samples(config) * fastest)
     num_samples = 2 * crop_samples if noise else crop_samples
     num_crops = micro_batch * build.crops_each(config)
-    return 2 * num_crops * num_samples
+    return 2 * num_crops * (num_samples + _stored_frame_values(config))
+
+
+def _stored_frame_values(config: Config) -> int:
+    """Return the values of a teacher's stored frames for a crop, at most; 0 without them."""
+    distil = config.distil
+    stores_frames = distil.targets == "utterance" and distil.frame_weight > 0
+    if config.task != "distil" or not stores_frames:
+        return 0
+    max_frames = round(FRAMES_PER_SECOND * config.data.crop_seconds)
+    return sum(max_frames * channels_of(teacher) for teacher in distil.teachers)
 
 
 def configured_micro_batch(config: Config) -> int | None:

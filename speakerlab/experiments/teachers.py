@@ -33,12 +33,14 @@ from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable
 from speakerlab.data.decoders import FULL_SCALE
 from speakerlab.data.manifest import Manifest
+from speakerlab.data.target_frames import TargetFrames
+from speakerlab.experiments.stored_frames import stored_frames
 from speakerlab.experiments.validation import num_readers
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction, plan_extraction
 from speakerlab.inference.onnx_embedder import OnnxEmbedder
 from speakerlab.inference.onnx_model import OnnxModel
-from speakerlab.inference.workers import share_threads
+from speakerlab.inference.workers import sharing_threads
 from speakerlab.models.frames import num_channels
 from speakerlab.training.distillation import Heard
 from speakerlab.training.distributed import Ranks
@@ -85,14 +87,14 @@ class TeacherGroup:
         for rows_RS in wave_BS.split(MAX_ROWS):
             embeddings: list[Tensor] = []
             for embedder in self.embedders:
-                noted: Any = nullcontext(frames)
+                noting: Any = nullcontext()
                 if self.returns_frames:
-                    noted = embedder.noting_frames()
-                with noted as frames_of_rows:
+                    noting = embedder.noting_frames()
+                with noting as noted:
                     emb_RD: Tensor = embedder(rows_RS)
                 embeddings.append(F.normalize(emb_RD.float(), dim=1))
-                if self.returns_frames:
-                    frames += [frames_RCT.float() for frames_RCT in frames_of_rows]
+                if noted is not None:
+                    frames.append(noted.take().float())
             targets.append(torch.cat(embeddings, dim=1))
         return Heard(torch.cat(targets), torch.cat(frames) if frames else None)
 
@@ -114,6 +116,7 @@ class Teaching:
     valid_target_ND: np.ndarray
     # Of the training utterances; None where the teachers hear the crops.
     train_target_ND: np.ndarray | None
+    train_frames: TargetFrames | None  # None unless frames are stored
     frame_units: FrameUnits | None  # None unless frames are compared
     teacher: TeacherGroup | None  # on the device; None where all targets are stored
 
@@ -148,10 +151,24 @@ def prepare_teaching(
     if hears_crops:
         rows = np.arange(min(len(train), MAX_MEASURED))
         measured = train.of_rows(rows)
+    has_frames = config.distil.frame_weight > 0
     train_targets: list[np.ndarray] = []
     valid_targets: list[np.ndarray] = []
+    train_frames = None
     for model in models:
         valid_targets.append(stored_targets(model, valid, config, ranks, kind="valid"))
+        if has_frames and not hears_crops:
+            stored = stored_frames(
+                model.embedder,
+                train,
+                ranks,
+                folder=target_stem(model, config, kind="frames"),
+                model_sha256=model.sha256,
+                crop_samples=crop_samples(config),
+            )
+            train_frames = stored.frames
+            train_targets.append(stored.emb_ND)
+            continue
         kind = "mean" if hears_crops else "train"
         train_targets.append(stored_targets(model, measured, config, ranks, kind=kind))
     train_target_ND = np.concatenate(train_targets, axis=1)
@@ -165,13 +182,14 @@ def prepare_teaching(
         for model in models:
             embedder = model.embedder.for_inference(precision, in_place=True)
             embedders.append(embedder.to(ranks.device))
-        has_frames = config.distil.frame_weight > 0
         teacher = TeacherGroup(embedders, frames=has_frames)
         if has_frames:
-            crops_BS = middle_crops(measured, config)
-            frame_units = ranks.on_first(
-                lambda: measure_frames(teacher, crops_BS.to(ranks.device))
-            )
+            crops_BS = middle_crops(measured, config).to(ranks.device)
+            frames_BCT = teacher(crops_BS).frames_BCT
+            assert frames_BCT is not None
+            frame_units = ranks.on_first(lambda: measure_frames(frames_BCT))
+    elif train_frames is not None:
+        frame_units = measure_frames(middle_frames(train_frames))
     # The plan of the batch measures the free memory, in which the pool of the extraction counts
     # as taken.
     if ranks.device.type == "cuda":
@@ -184,6 +202,7 @@ def prepare_teaching(
         common_D=common_D,
         valid_target_ND=np.concatenate(valid_targets, axis=1),
         train_target_ND=None if hears_crops else train_target_ND,
+        train_frames=train_frames,
         frame_units=frame_units,
         teacher=teacher,
     )
@@ -200,10 +219,17 @@ def middle_crops(manifest: Manifest, config: Config) -> Tensor:
     return torch.from_numpy(np.stack(crops))
 
 
-def measure_frames(teacher: TeacherGroup, wave_BS: Tensor) -> FrameUnits:
+def middle_frames(stored: TargetFrames) -> Tensor:
+    """Return frames_BCT from the middle of each of some utterances."""
+    frames: list[np.ndarray] = []
+    for row in range(min(len(stored.num_samples_N), NUM_FRAME_CROPS)):
+        middle = int(stored.num_samples_N[row]) // 2
+        frames.append(stored.read(row, middle))
+    return torch.from_numpy(np.stack(frames))
+
+
+def measure_frames(frames_BCT: Tensor) -> FrameUnits:
     """Return mean and deviation of each channel over all frames of some crops."""
-    frames_BCT = teacher(wave_BS).frames_BCT
-    assert frames_BCT is not None
     frames_CN = frames_BCT.transpose(0, 1).flatten(1).cpu().double()
     deviation_C = frames_CN.std(dim=1)
     least = LEAST_DEVIATION * float(deviation_C.median())
@@ -312,6 +338,13 @@ def sizes_of(teachers: Sequence[str]) -> list[int]:
     return sizes
 
 
+def target_stem(model: TeacherModel, config: Config, *, kind: str) -> Path:
+    """Return where a teacher's targets are kept, without an ending; kind: a part of the name."""
+    names = "+".join(name.replace("/", "_") for name in config.data.train)
+    folder = Path(config.data.dir) / "targets"
+    return folder / f"{names}-{kind}-{model.sha256[:12]}"
+
+
 def stored_targets(
     model: TeacherModel,
     manifest: Manifest,
@@ -323,13 +356,11 @@ def stored_targets(
     """Return target_ND, unit vectors of whole utterances, computed once and kept beside the data.
 
     Finished chunks are kept if the computation is interrupted, and tables of another teacher or
-    other utterances are not used. kind: train, mean or valid, a part of the file's name.
+    other utterances are not used. kind: train, mean or valid.
     """
     if not len(manifest):
         return np.zeros((0, model.embed_dim), dtype=np.float32)
-    folder = Path(config.data.dir) / "targets"
-    names = "+".join(name.replace("/", "_") for name in config.data.train)
-    stem = folder / f"{names}-{kind}-{model.sha256[:12]}"
+    stem = target_stem(model, config, kind=kind)
     ranks.on_first(lambda: check_writable(Path(f"{stem}.json")))
     table = plan_extraction(
         stem,
@@ -362,9 +393,7 @@ def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
             table.stem,
         )
     # As in extraction: a batch on each thread, so that the bits do not depend on their number.
-    training_threads = torch.get_num_threads()
-    num_threads = share_threads(nproc=1, wanted=training_threads)
-    try:
+    with sharing_threads() as num_threads:
         for chunk in todo[ranks.rank :: ranks.world_size]:
             embedded = embed_batches(
                 model.embedder,
@@ -376,7 +405,5 @@ def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
             )
             embeddings = [emb_BD for _, emb_BD in embedded]
             table.save_part(chunk, np.concatenate(embeddings))
-    finally:
-        torch.set_num_threads(training_threads)
     ranks.barrier(f"targets {table.stem.name}")
     ranks.on_first(table.join)

@@ -203,6 +203,7 @@ def build_training(
         ranks,
         plan,
         target_ND=None if teaching is None else teaching.train_target_ND,
+        target_frames=None if teaching is None else teaching.train_frames,
     )
     # If the run was extended, the returned configuration also lists the earlier numbers of epochs
     # (`training.extended`): the learning rate decays again from the step of each extension.

@@ -13,6 +13,7 @@ from speakerlab.config.schema import Config
 from speakerlab.core.batch import Batch
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, row_labels
 from speakerlab.experiments.planning import batch_bytes, configured_micro_batch
@@ -40,6 +41,7 @@ class TrainBatches:
     plan: BatchPlan
     # A teacher's embedding of each training utterance; None without stored targets.
     target_ND: np.ndarray | None = None
+    target_frames: TargetFrames | None = None  # its frames; None without stored ones
 
     def __post_init__(self) -> None:
         config = self.config
@@ -150,6 +152,7 @@ class TrainBatches:
             # The first views of an utterance, which are not augmented.
             clean_crops=config.views.clean if config.task == "ssl" else 0,
             target_ND=self.target_ND,
+            target_frames=self.target_frames,
         )
 
 

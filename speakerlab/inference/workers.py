@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -47,6 +48,16 @@ def share_threads(nproc: int, wanted: int | str = "auto") -> int:
     num_threads = min(most, cpu_share, MAX_THREADS)
     torch.set_num_threads(1)
     return num_threads
+
+
+@contextmanager
+def sharing_threads() -> Iterator[int]:
+    """Within the block, torch has one thread; yield how many batches may be computed at a time."""
+    num_threads_before = torch.get_num_threads()
+    try:
+        yield share_threads(nproc=1, wanted=num_threads_before)
+    finally:
+        torch.set_num_threads(num_threads_before)
 
 
 def precision_here(precision: str) -> Precision:

@@ -3,6 +3,7 @@
 Letters: B rows, C channels of a frame (of a map: channels x bins), T frames.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,17 +30,30 @@ def num_channels(backbone: nn.Module) -> int:
     return pooling_of(backbone).out_dim // 2
 
 
+class NotedFrames(threading.local):
+    """Frames (B, C, T) of the last pass that a thread made; each thread sees its own."""
+
+    last_BCT: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """Return the frames of the last pass, and forget them."""
+        frames_BCT = self.last_BCT
+        assert frames_BCT is not None  # a pass was made
+        self.last_BCT = None
+        return frames_BCT
+
+
 @contextmanager
-def noting_frames(backbone: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the frames (B, C, T) of each pass within the block."""
-    frames: list[Tensor] = []
+def noting_frames(backbone: nn.Module) -> Iterator[NotedFrames]:
+    """Within the block, note the frames of each pass."""
+    noted = NotedFrames()
 
     def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         del module
-        frames.append(inputs[0].flatten(1, -2))
+        noted.last_BCT = inputs[0].flatten(1, -2)
 
     hook = pooling_of(backbone).register_forward_pre_hook(note)
     try:
-        yield frames
+        yield noted
     finally:
         hook.remove()

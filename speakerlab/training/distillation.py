@@ -131,21 +131,20 @@ class DistillationTask(Task):
                 assert batch.target_BCT is not None
                 target_BCT = batch.target_BCT
             mask_features = partial(self.augment.features, batch=batch)
-        frames_of_student: Any = nullcontext([])
+        noting_frames: Any = nullcontext()
         if self.frame_distance is not None:
             embedder: Any = self.embedder
-            frames_of_student = embedder.noting_frames()
+            noting_frames = embedder.noting_frames()
         with (
             self.autocast,
             record_function("step/forward/embedder"),
-            frames_of_student as frames,
+            noting_frames as noted,
         ):
             emb_BE: Tensor = self.embedder(x_B, mask_features)
         with record_function("step/forward/head"):
             loss, accuracy = self.distance(emb_BE, target_BD)
             if self.frame_distance is not None:
-                (student_BST,) = frames
-                frame_loss = self.frame_distance(student_BST, target_BCT)
+                frame_loss = self.frame_distance(noted.take(), target_BCT)
                 loss = loss + self.frame_weight * frame_loss
             if self.head is not None:
                 label_loss, _ = self.head(emb_BE, label_B, margin)

@@ -33,6 +33,7 @@ def model(exp):
         ["distil.targets=utterance"],
         ["distil.targets=crop"],
         ["distil.targets=crop", "distil.frame_weight=3"],
+        ["distil.targets=utterance", "distil.frame_weight=3"],
     ],
 )
 def test_two_ranks_learn_what_one_does_and_resume_bit_identically(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from finished import assert_same, finish
 from refusals import refuses
@@ -16,6 +17,7 @@ from speakerlab.experiments.consistency import load_same_config
 from speakerlab.experiments.hardware import start_rank
 from speakerlab.experiments.teachers import load_teacher
 from speakerlab.experiments.validation import PairValidation, TeacherValidation
+from speakerlab.inference import extraction
 from speakerlab.training.signals import Signals
 
 SETTINGS = [
@@ -39,6 +41,7 @@ UTTERANCE = "distil.targets=utterance"
 CLEAN = "distil.targets=crop"
 AUGMENTED = "distil={targets: crop, hears: augmented}"
 FRAMES = "distil={targets: crop, views: 2, frame_weight: 3.0}"
+STORED = "distil={targets: utterance, frame_weight: 3.0}"
 LABELS = "distil.label_weight=0.5"
 # Another size, other features and another number of dimensions than the student.
 TEACHER = [
@@ -174,7 +177,7 @@ def test_labels_add_a_head_and_hold_out_speakers(begin, folder):
         begin("none", UTTERANCE, LABELS)
 
 
-@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN, FRAMES])
+@pytest.mark.parametrize("targets", [UTTERANCE, CLEAN, FRAMES, STORED])
 def test_a_bad_step_moves_nothing(begin, targets):
     """A NaN in a target: neither student, statistics nor projection move."""
     training = begin("exp", targets, "distil.projection=drop")
@@ -201,7 +204,7 @@ def test_a_bad_step_moves_nothing(begin, targets):
             if not torch.equal(tensor, before[name]):
                 moved.add(name.split(".")[0])
         learning = {"embedder", "distance"}
-        if targets == FRAMES:
+        if targets in (FRAMES, STORED):
             learning.add("frame_distance")
         assert moved == (set() if is_bad else learning)
     trainer.close()
@@ -280,6 +283,104 @@ def test_the_frames_of_a_crop_are_those_that_its_teacher_pools(begin, teacher):
             emb = layer(emb)
     emb_BD = torch.nn.functional.normalize(emb.squeeze(2), dim=1)
     torch.testing.assert_close(emb_BD, batch.target_BD, rtol=1e-4, atol=1e-4)
+
+
+def test_stored_frames_are_those_of_the_whole_utterance_where_the_crop_is(
+    begin, teacher
+):
+    training = begin("stored", STORED)
+    batch = first_inputs(training).batch
+    train_set = training.source.corpus.train
+    crops = training.source.crops_of(attempt=0)
+    slots = zip(batch.position_B.tolist(), batch.row_B.tolist())
+    firsts = [crops.draw((0, position, row)).first for position, row in slots]
+    assert max(firsts) > 0
+
+    embedder = load_teacher(teacher).embedder.eval()
+    rows = batch.row_B.tolist()
+    for row, first, target_CT in zip(rows, firsts, batch.target_BCT, strict=True):
+        num_samples = int(train_set.num_samples_N[row])
+        wave_S = torch.from_numpy(train_set.read(row, 0, num_samples)) / 32768
+        with embedder.noting_frames() as noted, torch.no_grad():
+            embedder(wave_S[None])
+        whole_CT = noted.take()[0]
+        num_frames = whole_CT.shape[1]
+        start = int(first / num_samples * num_frames)
+        start = min(start, num_frames - target_CT.shape[1])
+        expected_CT = whole_CT[:, start : start + target_CT.shape[1]]
+        torch.testing.assert_close(target_CT.float(), expected_CT, rtol=2e-3, atol=2e-3)
+
+
+def test_embeddings_beside_stored_frames_are_the_same(begin):
+    alone = first_inputs(begin("alone", UTTERANCE)).batch
+    stored = first_inputs(begin("stored", STORED)).batch
+    assert torch.equal(stored.row_B, alone.row_B)
+    torch.testing.assert_close(stored.target_BD, alone.target_BD, rtol=1e-5, atol=1e-6)
+
+
+def frame_files(folder: Path) -> dict[Path, int]:
+    """Return the time of each file of frames."""
+    files = (folder.parent / "targets").glob("*/*.safetensors")
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_stored_frames_are_kept_while_teacher_and_data_are_the_same(
+    begin, folder, publish_to, monkeypatch
+):
+    monkeypatch.setattr(extraction, "MIN_CHUNK_SECONDS", 3.0)
+    training = begin("first", STORED)
+    stored = frame_files(folder)
+    assert len(stored) > 2
+    begin("second", STORED, "seed=3")
+    assert frame_files(folder) == stored
+
+    # An interrupted computation leaves some files; a damaged file counts as missing.
+    missing, damaged, *kept = sorted(stored)
+    missing.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    begin("third", STORED)
+    again = frame_files(folder)
+    changed = {path for path in stored if again[path] != stored[path]}
+    assert changed == {missing, damaged}
+    assert kept
+
+    other, _, _ = publish_to("other", "seed=6")
+    begin("fourth", STORED, teachers=[other])
+    assert len(frame_files(folder)) == 2 * len(stored)
+
+    # Other recordings under the same names.
+    wave_path = training.source.corpus.train.paths[0]
+    samples, sample_rate = soundfile.read(wave_path, dtype="int16")
+    soundfile.write(wave_path, samples[::-1], sample_rate)
+    begin("fifth", STORED)
+    last = frame_files(folder)
+    assert all(last[path] != again[path] for path in again)
+
+
+def test_frames_of_long_utterances_follow_window_by_window(begin, publish_to, folder):
+    windowed, _, _ = publish_to("windowed", *TEACHER, "model.max_seconds=0.5")
+    training = begin("exp", STORED, teachers=[windowed])
+    frames = training.source.target_frames
+    assert frames is not None
+    whole = begin("whole", STORED).source.target_frames
+    assert whole is not None
+    # At the end of a window, a frame may be lost.
+    num_lost_N = whole.num_frames_N - frames.num_frames_N
+    assert set(num_lost_N.tolist()) == {0, 1}
+
+
+def test_frames_that_cannot_be_stored_are_refused(
+    begin, teacher, publish_to, folder, monkeypatch
+):
+    silent, _, _ = publish_to("silent", *TEACHER, "vad={}")
+    with refuses("distil.frame_weight", "removes silence"):
+        begin("a", STORED, teachers=[silent])
+    disk = shutil._ntuple_diskusage(10**9, 10**9, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    digest = read_card(teacher)["sha256"][:12]
+    frames = folder.parent / "targets" / f"train-frames-{digest}"
+    with refuses(str(frames), "the teacher's frames need", "1e-06 GB are free"):
+        begin("b", STORED)
 
 
 def test_frames_are_learned_in_units_of_their_deviation(begin):
@@ -427,7 +528,6 @@ def test_a_resumed_run_keeps_its_teacher(begin, teacher, publish_to, tmp_path):
         (["training.speaker_balance=0.5"], "labels are not used"),
         (["distil.views=2"], "distil.targets=crop"),
         (["distil.views=3", CLEAN], "training.global_batch, 8"),
-        (["distil.frame_weight=1"], "distil.targets=crop"),
         (["distil.frame_weight=1", CLEAN, "runtime.compile=true"], "runtime.compile"),
         (
             [

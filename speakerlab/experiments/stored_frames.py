@@ -1,0 +1,278 @@
+"""Computes the frames of a teacher for whole utterances, once, and keeps them beside the data.
+
+Which utterances a file holds depends only on the data and the teacher. A finished file is used
+again while both are the same, so a computation that was interrupted continues, on any number of
+ranks.
+
+Letters: N utterances, B rows of a batch, S samples, D dimensions of an embedding, C channels of a
+frame, T frames.
+"""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from speakerlab.core.atomic import check_writable
+from speakerlab.core.windows import mean_of_windows, window_bounds
+from speakerlab.data.manifest import Manifest, Piece, is_other_audio
+from speakerlab.data.target_frames import (
+    FrameFile,
+    TargetFrames,
+    join_frames,
+    open_frames,
+    write_frames,
+)
+from speakerlab.experiments.validation import num_readers
+from speakerlab.inference.batches import embed_batches, group_pieces
+from speakerlab.inference.extraction import chunk_bounds
+from speakerlab.inference.workers import sharing_threads
+from speakerlab.models.frames import NotedFrames
+from speakerlab.training.distributed import Ranks
+
+log = logging.getLogger(__name__)
+BYTES_OF_VALUE = 2  # float16
+
+
+class WithFrames(nn.Module):
+    """An embedder whose rows are an embedding and, after it, the frames behind it.
+
+    One tensor, so that everything that embeds in batches also gets the frames.
+    """
+
+    def __init__(self, embedder: Any, noted: NotedFrames) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.noted = noted
+        self.sample_rate: int = embedder.sample_rate
+        self.max_samples: int = embedder.max_samples
+        self.embed_dim: int = embedder.embed_dim
+        self.batch_key = embedder.batch_key
+        self.vad = None  # `stored_frames` refuses a teacher that has one
+
+    def forward(self, wave_BS: Tensor) -> Tensor:
+        emb_BD: Tensor = self.embedder(wave_BS)
+        frames_BCT = self.noted.take()
+        return torch.cat([emb_BD.float(), frames_BCT.float().flatten(1)], dim=1)
+
+
+class StoredTargets(NamedTuple):
+    """What a teacher has made of whole utterances."""
+
+    emb_ND: np.ndarray  # float32, of length 1
+    frames: TargetFrames
+
+
+@dataclass(frozen=True)
+class FrameStore:
+    """The files of one teacher's frames of one set of utterances.
+
+    embedder: `WithFrames` of the teacher. num_channels, crop_frames: of the frames of a crop.
+    rows_of_files: the utterances of each file, in order. facts: what the frames are made of.
+    """
+
+    folder: Path
+    manifest: Manifest
+    embedder: Any
+    num_channels: int
+    crop_frames: int
+    rows_of_files: Sequence[Sequence[int]]
+    facts: dict[str, Any]
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.safetensors"
+
+    def read(self, number: int) -> FrameFile | None:
+        """Return a finished file; None if it is missing, or of other utterances or weights."""
+        file = open_frames(self.path(number))
+        if file is None:
+            return None
+        file_facts = dict(file.facts)
+        facts = dict(self.facts)
+        # The audio is compared only where it is known.
+        if is_other_audio(file_facts.pop("audio", None), facts.pop("audio", None)):
+            return None
+        return file if file_facts == facts else None
+
+    def todo(self) -> list[int]:
+        """Return the numbers of the files that are to be computed."""
+        numbers = range(len(self.rows_of_files))
+        return [number for number in numbers if self.read(number) is None]
+
+    def check_space(self, todo: Sequence[int], *, crop_samples: int) -> None:
+        """Raise ValueError if the files do not fit on the disk; else log how large they are."""
+        check_writable(self.path(0))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        num_samples = 0
+        for number in todo:
+            rows = self.rows_of_files[number]
+            num_samples += int(self.manifest.num_samples_N[rows].sum())
+        crop_bytes = BYTES_OF_VALUE * self.num_channels * self.crop_frames
+        needed_gb = num_samples / crop_samples * crop_bytes / 1e9
+        free_gb = shutil.disk_usage(self.folder).free / 1e9
+        if needed_gb > free_gb:
+            raise ValueError(
+                f"{self.folder}: the teacher's frames need {needed_gb:.3g} GB, and"
+                f" {free_gb:.3g} GB are free; free some, or set distil.targets=crop or"
+                " distil.frame_weight=0"
+            )
+        log.info(
+            "%s: the teacher embeds %d utterances; its frames take %.2f GB",
+            self.folder,
+            len(self.manifest),
+            needed_gb,
+        )
+
+    def compute(self, number: int, *, device: torch.device, **options: Any) -> None:
+        """Compute and write a file; options: of `embed_batches`."""
+        rows = self.rows_of_files[number]
+        # What is longer than a window is embedded window by window, and the frames follow.
+        windows: list[Piece] = []
+        place_of_windows: list[int] = []  # in `rows`
+        for place, row in enumerate(rows):
+            num_samples = int(self.manifest.num_samples_N[row])
+            bounds = window_bounds(num_samples, max_samples=self.embedder.max_samples)
+            for first, end in bounds:
+                windows.append(Piece(self.manifest, row, first, end - first))
+                place_of_windows.append(place)
+
+        batches = list(group_pieces(self.embedder, windows))
+        embedded = embed_batches(
+            self.embedder,
+            windows,
+            batches,
+            device=device,
+            **options,
+        )
+        emb_of_window: dict[int, np.ndarray] = {}
+        frames_of_window: dict[int, np.ndarray] = {}
+        for indices, values_BV in embedded:
+            for index, values_V in zip(indices, values_BV):
+                emb_D, frames_V = np.split(values_V, [self.embedder.embed_dim])
+                frames_CT = frames_V.reshape(self.num_channels, -1)
+                emb_of_window[index] = emb_D.copy()  # a view would keep the whole batch
+                with np.errstate(over="ignore"):  # `write_frames` refuses it
+                    frames_of_window[index] = frames_CT.astype(np.float16)
+
+        embeddings: list[list[np.ndarray]] = [[] for _ in rows]
+        frames: list[list[np.ndarray]] = [[] for _ in rows]
+        for index, place in enumerate(place_of_windows):
+            embeddings[place].append(emb_of_window[index])
+            frames[place].append(frames_of_window[index])
+        write_frames(
+            self.path(number),
+            [np.concatenate(parts, axis=1) for parts in frames],
+            np.stack([mean_of_windows(parts) for parts in embeddings]),
+            self.facts,
+        )
+
+
+def stored_frames(
+    embedder: Any,
+    manifest: Manifest,
+    ranks: Ranks,
+    *,
+    folder: Path,
+    model_sha256: str,
+    crop_samples: int,
+) -> StoredTargets:
+    """Return embeddings and frames of whole utterances, which every rank computes a share of.
+
+    embedder: of the teacher, in PyTorch. Raises ValueError for a teacher that removes silence, and
+    where the disk is too small.
+    """
+    if embedder.vad is not None:
+        raise ValueError(
+            "distil.frame_weight: this teacher removes silence, so that its frames are"
+            " not where the crops are; set it to 0, or distil.targets=crop"
+        )
+    with embedder.noting_frames() as noted:
+        with_frames = WithFrames(embedder.eval(), noted)
+        store = _plan_store(
+            with_frames,
+            manifest,
+            folder=folder,
+            model_sha256=model_sha256,
+            crop_samples=crop_samples,
+        )
+        todo = ranks.on_first(store.todo)
+        if todo:
+            ranks.on_first(lambda: store.check_space(todo, crop_samples=crop_samples))
+            _compute_share(store, todo, ranks)
+    files: list[FrameFile] = []
+    for number in range(len(store.rows_of_files)):
+        file = store.read(number)
+        if file is None:
+            raise ValueError(
+                f"{store.path(number)}: rank {ranks.rank} cannot read the frames that a"
+                " rank has written; let every host see the same data directories"
+            )
+        files.append(file)
+
+    emb_ND = np.zeros((len(manifest), embedder.embed_dim), dtype=np.float32)
+    for file, rows in zip(files, store.rows_of_files):
+        emb_ND[rows] = file.emb_UD
+    norm_N1 = np.linalg.norm(emb_ND, axis=1, keepdims=True)
+    return StoredTargets(
+        emb_ND=emb_ND / np.maximum(norm_N1, 1e-12),
+        frames=join_frames(
+            files,
+            store.rows_of_files,
+            num_samples_N=manifest.num_samples_N,
+            crop_frames=store.crop_frames,
+        ),
+    )
+
+
+def _plan_store(
+    with_frames: WithFrames,
+    manifest: Manifest,
+    *,
+    folder: Path,
+    model_sha256: str,
+    crop_samples: int,
+) -> FrameStore:
+    """Divide the utterances into files, and measure the frames of a crop."""
+    with torch.inference_mode():
+        with_frames.embedder(torch.zeros(1, crop_samples))
+    _, num_channels, crop_frames = with_frames.noted.take().shape
+
+    # By length, because utterances of equal length are embedded together.
+    rows = np.argsort(-manifest.num_samples_N, kind="stable")
+    seconds = manifest.num_samples_N[rows] / manifest.sample_rate
+    rows_of_files: list[list[int]] = []
+    for first, end in chunk_bounds(seconds.tolist()):
+        rows_of_files.append(rows[first:end].tolist())
+    return FrameStore(
+        folder=folder,
+        manifest=manifest,
+        embedder=with_frames,
+        num_channels=num_channels,
+        crop_frames=crop_frames,
+        rows_of_files=rows_of_files,
+        facts={
+            "model_sha256": model_sha256,
+            "data_sha256": manifest.sha256(),
+            "audio": manifest.audio_digest(),
+            "precision": "fp32",
+        },
+    )
+
+
+def _compute_share(store: FrameStore, todo: Sequence[int], ranks: Ranks) -> None:
+    """Compute this rank's share of the files, and wait for the others."""
+    with sharing_threads() as num_threads:
+        for number in todo[ranks.rank :: ranks.world_size]:
+            store.compute(
+                number,
+                device=ranks.device,
+                num_workers=num_readers(store.embedder, ranks),
+                num_threads=num_threads,
+            )
+    ranks.barrier(f"frames {store.folder.name}")
