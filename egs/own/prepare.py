@@ -1,9 +1,9 @@
 """Prepare your own recordings: one folder per speaker, in any common format.
 
 --corpus DIR holds DIR/SPEAKER/**/*.{wav,flac,mp3,ogg,m4a,...}. --data DIR gets `train/` and `test/`
-with trials; files other than 16 kHz wav or flac are converted into `wav/`. Recordings that teach
-nothing about a speaker (see unfit.py) are left out. A corpus too small to train on becomes `train/`
-alone, and the file `calibration_only` holds the reason.
+with trials; files other than wav or flac at the model's sample rate (--sample-rate) are converted
+into `wav/`. Recordings that teach nothing about a speaker (see unfit.py) are left out. A corpus too
+small to train on becomes `train/` alone, and the file `calibration_only` holds the reason.
 """
 
 import logging
@@ -131,16 +131,19 @@ def prepare(
     rirs: Path | None = None,
     seed: int = 1,
     num_jobs: int = 2,
+    sample_rate: int = SAMPLE_RATE,
 ) -> None:
-    """Write the data directories."""
+    """Write the data directories; sample_rate: of the model."""
     paths, speakers, left_out = find_recordings(corpus)
     report_case(speakers, corpus)
     report_depth(paths, corpus)
     num_unnamed = len(left_out)
     with without_warnings(convert.log):
-        wavs, broken = convert_all(paths, data / "wav", num_jobs=num_jobs)
+        wavs, broken = convert_all(
+            paths, data / "wav", num_jobs=num_jobs, sample_rate=sample_rate
+        )
     facts_of = examine_recordings(paths, broken, num_jobs=num_jobs)
-    take_channels(paths, wavs, facts_of, data / "wav/channels")
+    take_channels(paths, wavs, facts_of, data / "wav/channels", sample_rate=sample_rate)
     unfit = find_unfit(facts_of, sources=paths, speakers=speakers)
     left_out |= broken
     not_used = {paths[name]: fault for name, fault in unfit.reasons.items()}
@@ -160,10 +163,9 @@ def prepare(
         )
     report_unused_folders([paths[name] for name in wavs], corpus)
     report_doubts({name: facts_of[name] for name in wavs}, corpus)
-    report_low_rates(
-        {name: facts_of[name].sample_rate for name in wavs}, speakers, corpus
-    )
-    report_converted(paths, wavs, data / "wav")
+    rates = {name: facts_of[name].sample_rate for name in wavs}
+    report_low_rates(rates, speakers, corpus, sample_rate=sample_rate)
+    report_converted(paths, wavs, data / "wav", sample_rate=sample_rate)
 
     reason = reason_not_to_train(speakers)
     test = set() if reason else choose_test_speakers(speakers)
@@ -195,7 +197,7 @@ def prepare(
     if reason:
         (data / MARKER).write_text(f"{reason}\n", encoding="utf-8")
         print(reason)
-    write_noise_and_rooms(data, noise=noise, rirs=rirs)
+    write_noise_and_rooms(data, noise=noise, rirs=rirs, sample_rate=sample_rate)
 
 
 @contextmanager
@@ -235,6 +237,8 @@ def take_channels(
     wavs: dict[str, Path],
     facts_of: Mapping[str, Facts],
     folder: Path,
+    *,
+    sample_rate: int,
 ) -> None:
     """Write the first channel with sound of recordings whose first channel is silent; to `wavs`."""
     repaired: list[str] = []
@@ -243,14 +247,14 @@ def take_channels(
             continue
         wave_S = read_wave(
             paths[name],
-            sample_rate=SAMPLE_RATE,
+            sample_rate=sample_rate,
             channels=facts.channel + 1,
             check_levels=False,
         )
         target = folder / f"{stable_hash(name):016x}.flac"
         with replacing(target) as fresh:
             int16_S = audio.to_int16(wave_S)
-            fresh.write_bytes(audio.encode(int16_S, SAMPLE_RATE, "FLAC"))
+            fresh.write_bytes(audio.encode(int16_S, sample_rate, "FLAC"))
         wavs[name] = target
         repaired.append(name)
     if repaired:
@@ -354,40 +358,48 @@ def report_doubts(facts_of: Mapping[str, Facts], corpus: Path) -> None:
 
 
 def report_low_rates(
-    rates: Mapping[str, int], speakers: Mapping[str, str], corpus: Path
+    rates: Mapping[str, int],
+    speakers: Mapping[str, str],
+    corpus: Path,
+    *,
+    sample_rate: int,
 ) -> None:
-    """Print a line if only some of the recordings have the model's rate or more.
+    """Print a line if recordings have less than the model's rate.
 
-    Below it, a recording has no sound above half its rate. If only some of the speakers have no
-    others, a model would tell them from the rest by this, not by their voices. rates, speakers:
+    Such a recording has no sound above half its rate. If only some of the speakers have no others,
+    a model would tell them from the rest by this, not by their voices. rates, speakers:
     utterance -> rate, and speaker.
     """
     highest: dict[str, int] = {}  # of each speaker
     for name, rate in rates.items():
         speaker = speakers[name]
         highest[speaker] = max(rate, highest.get(speaker, 0))
-    low = [speaker for speaker, rate in highest.items() if rate < SAMPLE_RATE]
+    low = [speaker for speaker, rate in highest.items() if rate < sample_rate]
     if low and len(low) < len(highest):
         first = low[0]
         print(
             f"{one_line(corpus)}: {len(low)} of {len(highest)} speakers have only recordings"
-            f" below {SAMPLE_RATE} Hz, such as {first} ({highest[first]} Hz): a model may"
+            f" below {sample_rate} Hz, such as {first} ({highest[first]} Hz): a model may"
             " learn the missing high frequencies instead of the voices; leave them out, or"
             " add recordings of other speakers like them"
         )
         return
-    low_recordings = [name for name, rate in rates.items() if rate < SAMPLE_RATE]
+    low_recordings = [name for name, rate in rates.items() if rate < sample_rate]
     if low_recordings:
         name = low_recordings[0]
         print(
             f"{one_line(corpus)}: {count_of(len(low_recordings), 'recording')} below"
-            f" {SAMPLE_RATE} Hz, such as {name} ({rates[name]} Hz), without sound above"
+            f" {sample_rate} Hz, such as {name} ({rates[name]} Hz), without sound above"
             " half of that"
         )
 
 
 def report_converted(
-    sources: Mapping[str, Path], wavs: Mapping[str, Path], folder: Path
+    sources: Mapping[str, Path],
+    wavs: Mapping[str, Path],
+    folder: Path,
+    *,
+    sample_rate: int,
 ) -> None:
     """Print one line about the files that were converted, by ending; none if there are none."""
     endings: Counter[str] = Counter()
@@ -399,7 +411,7 @@ def report_converted(
     if endings:
         kinds = [f"{count} {ending}" for ending, count in endings.most_common()]
         number = count_of(endings.total(), "recording")
-        text = f"{number} converted to 16 kHz, one channel"
+        text = f"{number} converted to {sample_rate} Hz, one channel"
         print(f"{folder}: {text}: {', '.join(kinds)}")
 
 
@@ -413,6 +425,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(
         "Prepare one folder of recordings per speaker.", corpus=HERE / "corpus"
     )
+    parser.add_argument(
+        "--sample-rate",
+        type=int,
+        default=SAMPLE_RATE,
+        metavar="HZ",
+        help=f"of the model (default {SAMPLE_RATE})",
+    )
     args = parser.parse_args(argv)
     return run(
         args,
@@ -424,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rirs=args.rirs,
             seed=args.seed,
             num_jobs=args.num_jobs,
+            sample_rate=args.sample_rate,
         ),
     )
 

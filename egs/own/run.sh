@@ -66,7 +66,7 @@ fi
 
 too_few=$data/calibration_only # from stage 1, with the reason, if there are too few speakers to train
 if stage 1 'data directories'; then
-  run python "$recipe/prepare.py" "${sources[@]}" --data "$data"
+  run python "$recipe/prepare.py" "${sources[@]}" --data "$data" --sample-rate "$rate"
   sets=("$data/train" "$data/test")
   if [[ -f $too_few ]]; then sets=("$data/train"); fi
   run speakerlab check "${sets[@]}" "${banks[@]}" --sample-rate "$rate" --allow-rejected "$allow_rejected"

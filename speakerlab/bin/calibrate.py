@@ -95,9 +95,10 @@ def learn_calibration(args: Namespace) -> None:
     """Learn likelihood ratios and thresholds from pairs of the data directory's utterances."""
     labels = args.data / "utt2spk"
     if not labels.exists():
-        missing = labels if args.data.exists() else args.data
+        if not args.data.exists():
+            raise FileNotFoundError(f"{args.data}: does not exist; correct the path")
         raise FileNotFoundError(
-            f"{missing}: does not exist; calibration needs speaker labels"
+            f"{labels}: does not exist; calibration needs speaker labels"
         )
     folder = open_model(args.model, args.out, CALIBRATION, force=args.force)
     with alone(folder / CALIBRATION_LOCK):

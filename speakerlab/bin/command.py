@@ -44,7 +44,9 @@ def _share(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:  # NaN is not
-        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"must be from 0 to 1, got {text}; 1 % is 0.01"
+        )
     return share
 
 
@@ -61,7 +63,7 @@ TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "YAML": Path,
     "COSINE": float,
     "P": float,
-    "RATE": float,
+    "RATE": _share,
     "SHARE": _share,
 }
 

@@ -11,7 +11,7 @@ from speakerlab.bin.command import parser
 from speakerlab.core import done
 from speakerlab.core.atomic import check_writable, write_json
 from speakerlab.core.reading import read_json
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_recordings, read_table
 from speakerlab.diarization.regions import (
     Region,
     Turn,
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> None:
             check_writable(path)
     # One line with a fix, instead of an error that only reports a missing file.
     require_turns(args)
+    if args.data:
+        read_recordings(args.data / "wav.scp")
     inputs = inputs_of(args)
     reference = read_rttm(args.ref)
     hypothesis = read_rttm(args.hyp)

@@ -163,6 +163,14 @@ def find_files(args: Namespace) -> dict[str, Path]:
         )
     if has_wav_scp:
         path_of = read_recordings(args.wav_scp)
+        segments = args.wav_scp.with_name("segments")
+        if segments.exists():
+            log.warning(
+                "%s: is not read here, so whole recordings are embedded; `speakerlab"
+                " extract --data %s` embeds its utterances",
+                segments,
+                segments.parent,
+            )
         return {name: as_path(path) for name, path in path_of.items()}
     given: list[Path] = args.files
     if has_list:

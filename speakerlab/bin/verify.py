@@ -296,7 +296,9 @@ def result_text(result: Verification, args: Namespace) -> str:
     if not result.has_speech:
         decision = "none (a recording has no speech)"
     elif result.is_same is None:
-        decision = "none (no calibration; run `speakerlab calibrate`)"
+        decision = (
+            "none (no calibration; run `speakerlab calibrate`, or give --threshold)"
+        )
     else:
         decision = "same speaker" if result.is_same else "different speakers"
     lines.append(f"decision: {decision}")

@@ -61,8 +61,16 @@ class Faults:
         num_before = self.num_without_line.get(kind, 0)
         self.num_without_line[kind] = num_before + total - len(first_lines)
 
-    def __bool__(self) -> bool:
-        return bool(self.lines)
+    def extend(self, other: "Faults") -> None:
+        """Note the faults of another report, too."""
+        for kind, lines in other.lines.items():
+            self.add_first(
+                kind, lines, len(lines) + other.num_without_line.get(kind, 0)
+            )
+
+    def __len__(self) -> int:
+        num_lines = sum(len(lines) for lines in self.lines.values())
+        return num_lines + sum(self.num_without_line.values())
 
     def report(self, verdict: str = "") -> str:
         """Return all faults as text, followed by the verdict."""

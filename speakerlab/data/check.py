@@ -38,6 +38,7 @@ class DataDir:
     wavs: dict[str, str]
     segments: dict[str, tables.Segment]
     speakers: dict[str, str] | None
+    num_unread_speakers: int  # lines of utt2spk
     trials: list[Path]
     models: dict[str, list[str]]  # of enrolment -> utterances
     # Utterance, or generated id of a file -> path, reason.
@@ -133,13 +134,16 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
 
     segments = tables.read_segments(folder / "segments", faults)
     speakers: dict[str, str] | None = None
+    unread = Faults()
     if (folder / "utt2spk").exists():
-        speakers = _read_speakers(folder / "utt2spk", segments or wavs, faults)
+        speakers = _read_speakers(folder / "utt2spk", segments or wavs, unread)
+        faults.extend(unread)
     return DataDir(
         folder=folder,
         wavs=wavs,
         segments=segments,
         speakers=speakers,
+        num_unread_speakers=len(unread),
         trials=tables.list_trials(folder),
         models=tables.read_enroll(folder / tables.ENROLL_MAP, faults),
         rejected=rejected,
@@ -195,8 +199,10 @@ def _check_speakers(
     data_dir: DataDir, speakers: dict[str, str], faults: Faults
 ) -> None:
     where = f"{data_dir.folder}/utt2spk:"
-    for utterance in data_dir.utterances:
-        if utterance not in speakers:
+    nameless = [name for name in data_dir.utterances if name not in speakers]
+    # Those of lines that could not be read were reported with their lines.
+    if len(nameless) > data_dir.num_unread_speakers:
+        for utterance in nameless:
             text = f"{where} {utterance} has no speaker; add its line"
             faults.add("utterances without speaker", text)
     without_audio = speakers.keys() - data_dir.utterances.keys()

@@ -25,6 +25,7 @@ from speakerlab.data.sources import (
     count_rest,
     peek,
     refuse_cut,
+    refuse_cut_ogg,
     size_of,
 )
 
@@ -109,6 +110,8 @@ class SndDecoder:
         Raises ValueError if the recording ends before.
         """
         self._refuse_shortened()
+        if self.sound.format == "OGG":
+            refuse_cut_ogg(self.file, self.where)
         num_samples = self.stated_samples
         if num_samples is None:
             return 0

@@ -15,6 +15,7 @@ from speakerlab.data.sources import (
     count_rest,
     find_wav_length,
     refuse_cut,
+    refuse_cut_ogg,
     size_of,
 )
 
@@ -98,6 +99,8 @@ class AvDecoder:
             ) from error
         self.to_int16 = _int16_converter()
         self.frames = self._decode()
+        if self.container.format.name == "ogg":
+            refuse_cut_ogg(file, where)
         # The first frame has the rate and the channels, and proves that there is sound.
         self.first = self._next_frame(0)
         if self.first is None:

@@ -23,6 +23,9 @@ TAG = re.compile(
 PEEK_BYTES = 1 << 16
 NUM_FIRST_BYTES = 64
 RIFF_HEADER_BYTES = 12
+OGG_PAGE = b"OggS\0"  # start of a page, and the version
+OGG_HEADER_BYTES = 27  # with the number of segments as the last byte
+OGG_MAX_PAGE_BYTES = OGG_HEADER_BYTES + 255 + 255 * 255
 CHUNK_HEADER_BYTES = 8
 MAX_CHUNKS = 1000  # before the sound
 
@@ -142,6 +145,30 @@ def find_wav_length(file: BinaryFile) -> tuple[int, int] | None:
         # Chunks begin at even places.
         position += num_bytes + num_bytes % 2
     return None
+
+
+def refuse_cut_ogg(file: BinaryFile, where: str) -> None:
+    """Raise ValueError if an Ogg file ends within a page, which no decoder reports.
+
+    RFC 3533, section 6: a page has a header, a table of segment lengths, and the segments.
+    """
+    num_bytes = size_of(file)
+    first = max(num_bytes - OGG_MAX_PAGE_BYTES, 0)
+    tail = peek(file, first, OGG_MAX_PAGE_BYTES)
+    start = tail.rfind(OGG_PAGE)
+    if start < 0:
+        return
+    page = tail[start:]
+    stated = OGG_HEADER_BYTES
+    if len(page) >= OGG_HEADER_BYTES:
+        num_segments = page[OGG_HEADER_BYTES - 1]
+        lengths = page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + num_segments]
+        stated += num_segments + sum(lengths)
+    if len(page) < stated:
+        raise ValueError(
+            f"{where}: is cut short, within the page of its last {len(page)} bytes; copy"
+            " it again"
+        )
 
 
 def _is_placeholder(stated: int, present: int) -> bool:

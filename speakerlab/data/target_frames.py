@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from speakerlab.core.atomic import replacing
 
@@ -47,8 +47,10 @@ def write_frames(
         "num_frames": np.array(counts, dtype=np.int64),
         "embeddings": emb_UD,
     }
+    content = save(tensors, metadata={FACTS: json.dumps(facts)})
+    # Not `save_file`, whose error on a full disk is no OSError.
     with replacing(path) as partial:
-        save_file(tensors, partial, metadata={FACTS: json.dumps(facts)})
+        partial.write_bytes(content)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ reads the file of its teacher. Letters: N speakers, D embedding dimensions.
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from speakerlab.core.atomic import alone, replacing
-from speakerlab.core.reading import parse_json
+from speakerlab.core.reading import parse_json, refuse_twins
+from speakerlab.data.tables import CONTROLS
 
 Speakers = Mapping[str, np.ndarray]
 # The lock of a file is between processes; this one is between the threads of a process.
@@ -28,6 +29,21 @@ class Enrolled(NamedTuple):
 
     speakers: dict[str, np.ndarray]
     model_sha256: str  # of the model that enrolled them
+
+
+def check_name(name: Any, enrolled: Iterable[str]) -> None:
+    """Raise ValueError unless a speaker may have this name beside those who are enrolled."""
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
+    if CONTROLS.search(name):
+        raise ValueError(
+            f"enrol: a name must be one line without control characters, got {name!r}"
+        )
+    if name != name.strip():
+        raise ValueError(
+            f"enrol: a name must not begin or end with a blank, got {name!r}"
+        )
+    refuse_twins([*enrolled, name], where="enrol", kind="speakers")
 
 
 def write_speakers(

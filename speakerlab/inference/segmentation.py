@@ -38,7 +38,7 @@ class Segmentation:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path}: no such file; give a segmentation model in ONNX"
+                f"{path}: is no file; give a segmentation model in ONNX"
             )
         self._session = open_session(path, num_threads=1)
         inputs = self._session.get_inputs()

@@ -7,6 +7,7 @@ torch is imported only for models that run with it; an ONNX file does not need i
 Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +21,20 @@ import numpy as np
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import was_forked
 from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows, group_rows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import Channels, read_channels, read_wave
-from speakerlab.data.tables import CONTROLS
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
-from speakerlab.inference.enrolled import add_speakers, read_speakers, write_speakers
+from speakerlab.inference.enrolled import (
+    add_speakers,
+    check_name,
+    read_speakers,
+    write_speakers,
+)
 from speakerlab.inference.speech import MIN_DECISION_SECONDS, warn_of_little_speech
 from speakerlab.scoring.pair_scores import unit_rows
 
@@ -42,10 +48,12 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.segmentation import Segmentation
     from speakerlab.inference.torch_model import TorchModel
 
+log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "auto")
 # Row of `sources`, and its embedding (or wave) or the error.
 Result = tuple[int, np.ndarray | Exception]
 # Audio in a group of recordings: one group is read while another is embedded.
+MIN_COPY_COSINE = 1 - 1e-5  # two recordings of a voice are less alike
 READ_AHEAD_SECONDS = 64
 
 
@@ -373,13 +381,7 @@ class SpeakerModel:
         # Only list and tuple: an array is a sequence too, but a single recording.
         is_list = isinstance(sources, list | tuple)
         recordings = sources if is_list else [sources]
-        if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
-        if CONTROLS.search(name):
-            raise ValueError(
-                f"enrol: a name must be one line without control characters, got"
-                f" {name!r}"
-            )
+        check_name(name, self.speakers)
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
         # The first speaker decides whose speakers these are. Scores of a speaker depend on the
@@ -395,8 +397,6 @@ class SpeakerModel:
         ids: list[str] = []  # for errors
         for number in range(1, len(recordings) + 1):
             ids.append(f"recording {number} of {name}")
-        # Unit vectors, so that loud or long recordings weigh no more than others.
-
         all_seconds: list[float] = []
 
         def read(recording: Any) -> np.ndarray:
@@ -412,7 +412,8 @@ class SpeakerModel:
             raise ValueError(
                 f"enrol: {name} has no speech in any recording; give others"
             )
-        unit_ND = unit_rows(emb_ND, ids)
+        # Unit vectors, so that loud or long recordings weigh no more than others.
+        unit_ND = _without_copies(unit_rows(emb_ND, ids), name)
         mean_1D = unit_ND.mean(axis=0, keepdims=True)
         # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
         unit_1D = unit_rows(mean_1D, [name], where="enrol")
@@ -480,7 +481,12 @@ class SpeakerModel:
         channels: Channels | Literal["each"] = None,
         progress: bool = False,
     ) -> "Diarization":
-        """Find who spoke when in a recording; see `inference.diarize.diarize` for the options."""
+        """Find who spoke when in a recording.
+
+        num_speakers: where it is known; else they are counted, from min_speakers to max_speakers.
+        vad, overlap, regions: what finds the speech, a model in ONNX that also finds two speakers
+        at once, and regions of speech from elsewhere. `inference.diarize.diarize` has all options.
+        """
         from speakerlab.inference.diarize import diarize
 
         return diarize(
@@ -744,6 +750,20 @@ def check_point(far: float | None, threshold: float | None) -> None:
         raise ValueError(
             f"threshold: must be a cosine from -1 to 1, got {threshold!r}; correct it"
         )
+
+
+def _without_copies(unit_ND: np.ndarray, name: str) -> np.ndarray:
+    """Return the rows that are no copies of an earlier one, which would weigh it double."""
+    cosine_NN = unit_ND @ unit_ND.T
+    is_copy_N = (np.triu(cosine_NN, k=1) > MIN_COPY_COSINE).any(axis=0)
+    if is_copy_N.any():
+        num_copies = int(is_copy_N.sum())
+        log.warning(
+            "enrol: %s has %s of other recordings, used once",
+            name,
+            count_of(num_copies, "copy"),
+        )
+    return unit_ND[~is_copy_N]
 
 
 def _has_nan(result: np.ndarray | Exception) -> bool:

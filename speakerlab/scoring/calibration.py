@@ -47,6 +47,7 @@ class Calibration:
         """Return the threshold at the EER, or at one of the stored false-alarm rates."""
         if far is None:
             return self.threshold
+        _refuse_no_share(far)
         if f"{far:g}" not in self.threshold_at_far:
             stored_rates = ", ".join(self.threshold_at_far) or "none"
             raise ValueError(
@@ -54,6 +55,14 @@ class Calibration:
                 f" for {stored_rates}; add it with `speakerlab calibrate --far`"
             )
         return self.threshold_at_far[f"{far:g}"]
+
+
+def _refuse_no_share(rate: float) -> None:
+    if not 0 < rate < 1:
+        raise ValueError(
+            f"calibration: a false-alarm rate is a share between 0 and 1, got {rate:g};"
+            " 1 % is 0.01"
+        )
 
 
 def fit_calibration(
@@ -75,10 +84,11 @@ def fit_calibration(
     line = fit_linear(scores_N[:, None], target_N, names=["scores"])
     lowest_rate = 1 / num_nontarget  # a single false alarm
     for rate in false_alarm_rates:
-        if not lowest_rate <= rate < 1:
+        _refuse_no_share(rate)
+        if rate < lowest_rate:
             raise ValueError(
                 f"calibration: with {count_of(num_nontarget, 'non-target trial')},"
-                f" false-alarm rates may be from {lowest_rate:.2g} to 1, got {rate:g};"
+                f" false-alarm rates may be from {lowest_rate:.2g} on, got {rate:g};"
                 " use more speakers"
             )
 

@@ -232,7 +232,7 @@ def test_other_units_and_columns_of_the_hypothesis_are_warned_of(tmp_path, caplo
     assert warnings(*turns, ("a", 0, 10, "cid"), ("a", 10, 4, "ann")) == []
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path, pair):
+def test_what_cannot_be_scored_is_refused(tmp_path, pair, capsys):
     ref, hyp = pair
     with refuses(ref, "speech"):
         main([ref, hyp, "--collar", "9"])
@@ -242,6 +242,9 @@ def test_what_cannot_be_scored_is_refused(tmp_path, pair):
     bad = write_rttm(tmp_path / "bad", ("x", 0, -1, "ann"))
     with refuses(f"{bad}:1", -1):
         main([ref, bad])
+    with refuses(f"{tmp_path}/wav.scp", "no such file", error=FileNotFoundError):
+        main([ref, hyp, "--report", str(tmp_path / "page"), "--data", str(tmp_path)])
+    assert capsys.readouterr().out == ""  # nothing was scored
     # A file is where the folder of the results would be.
     for option in ("--json", "--report"):
         with refuses(f"{ref}/out"):

@@ -103,7 +103,7 @@ def test_every_format_keeps_ids_and_every_bit(exp, wavs, wanted_ND, tmp_path, re
     assert not Path(f"{out}.rejected.tsv").exists()
 
 
-def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
+def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path, caplog):
     path = tmp_path / "list"
     lines = [f"{wav}\n" for wav in wavs]
     path.write_text("".join(lines) + "\n")
@@ -117,6 +117,11 @@ def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
     assert ids == ["z", "y"]
     expected_ND = wanted_ND[[0, 2]]
     assert np.allclose(emb_ND, expected_ND, rtol=1e-5, atol=1e-6)
+    assert "segments" not in caplog.text
+
+    (tmp_path / "segments").write_text("u1 z 0 1\n")
+    embed_all(exp, tmp_path / "three", "--wav-scp", tmp_path / "wav.scp")
+    assert f"{tmp_path}/segments: is not read here" in caplog.text
 
 
 @pytest.mark.parametrize(

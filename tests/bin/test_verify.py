@@ -123,7 +123,7 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     assert lines == [
         "score: 1.000000",
         "speech: 1.00 s and 1.00 s",
-        "decision: none (no calibration; run `speakerlab calibrate`)",
+        "decision: none (no calibration; run `speakerlab calibrate`, or give --threshold)",
     ]
     lines = printed(capsys, wav, wav, "--model", exp, "--threshold", "0.9")
     assert lines[-1] == "decision: same speaker"

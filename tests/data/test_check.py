@@ -156,6 +156,22 @@ def test_speakers_before_utterances_are_one_line(folder: Path):
     assert "wrong order" not in message
 
 
+def test_a_line_that_cannot_be_read_is_reported_once(folder: Path):
+    path = folder / "utt2spk"
+    first, second, *others = path.read_bytes().splitlines(keepends=True)
+    name, _ = second.split()
+    lines = [first.rstrip() + b" more\n", name + b" Jos\xe9\n", *others]
+    path.write_bytes(b"".join(lines))
+    message = "\n".join(refusal(folder))
+    assert "utt2spk:1: must have 2 columns" in message
+    assert "utt2spk:2: is not UTF-8" in message
+    assert "has no speaker" not in message
+
+    # A line that is missing is another fault.
+    path.write_bytes(b"".join([*lines[:2], *others[1:]]))
+    assert "has no speaker" in "\n".join(refusal(folder))
+
+
 def test_an_empty_directory_and_an_empty_table_are_refused(tmp_path: Path):
     with refuses(f"{tmp_path}/wav.scp", error=FileNotFoundError):
         check_data_dirs([tmp_path])

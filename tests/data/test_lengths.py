@@ -251,6 +251,8 @@ CUT = {
     "m4a": with_av("mp4", "aac"),
     "fragments": with_av("mp4", "aac", movflags="frag_keyframe+empty_moov"),
     "matroska": with_av("matroska", "libopus"),
+    "ogg": encoded("OGG"),
+    "opus": with_av("ogg", "libopus"),
 }
 
 
@@ -382,11 +384,17 @@ def test_ogg_is_read_to_its_end(put, subtype: str):
     info = audio.read_info(path)
     assert abs(info.seconds - 4.0) < 0.1
     assert len(audio.read(path)) == info.num_samples
-    # A header has no length: a part is a recording.
-    path = put(content[: len(content) * 3 // 4])
+    # A header has no length: whole pages, as of a program that was stopped, are a recording.
+    last_page = content.rindex(b"OggS")
+    path = put(content[:last_page])
     info = audio.read_info(path)
     assert 0.3 < info.seconds < 2.0
     assert len(decode(path)) == info.num_samples
+    # Within the header of a page, and within its sound.
+    for end in (last_page + 5, last_page + 26, last_page + 40, len(content) - 1):
+        path = put(content[:end])
+        with refuses(str(path), "is cut short, within"):
+            audio.read(path)
 
 
 @pytest.mark.parametrize(

@@ -365,11 +365,33 @@ def test_speakers_with_low_rates_alone_are_one_line(prepare, tmp_path):
     # This speaker has recordings at both rates, so the rate does not tell who it is.
     audio.write(corpus / "who 0/low.wav", make_wave(0, 9, 0.5, 8000), 8000)
     assert low in prepare("own", corpus, tmp_path / "data")
-    for number in range(3):
-        shutil.rmtree(corpus / f"who {number}")
-    # All speakers have low rates, so the rate tells none of them apart.
-    audio.write(corpus / "call 0/b.wav", make_wave(7, 2, 0.5, 8000), 8000)
-    assert "only recordings below" not in prepare("own", corpus, tmp_path / "low")
+    for number in range(2):
+        shutil.rmtree(corpus / f"call {number}")
+    one = f"{corpus}: 1 recording below 16000 Hz, such as who_0/low (8000 Hz)"
+    assert one in prepare("own", corpus, tmp_path / "one")
+
+
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_recordings_are_converted_to_the_models_rate(prepare, tmp_path, rate):
+    corpus = tmp_path / "in"
+    data = tmp_path / "data"
+    write_corpus(corpus, 2)
+    audio.write(corpus / "who 0/other.wav", make_wave(0, 9, 0.5, rate), rate)
+    noise = tmp_path / "noise"
+    noise.mkdir()
+    audio.write(noise / "a.wav", make_wave(9, 9, 0.5), RATE)
+    for wanted in (rate, RATE):  # the second time, converted files have another rate
+        output = prepare("own", corpus, data, "--sample-rate", wanted, "--noise", noise)
+        assert f"{wanted} Hz, one channel" in output
+        # No recording lacks frequencies unless another has them.
+        assert ("below" in output) == (wanted > min(rate, RATE))
+        for name in ("train", "noise"):
+            wavs = read_table(data / name / "wav.scp")
+            for path in wavs.values():
+                assert audio.read_info(path).sample_rate == wanted
+        if wanted == rate:
+            other = read_table(data / "train/wav.scp")["who_0/other"]
+            assert other == str(corpus / "who 0/other.wav")
 
 
 @pytest.mark.parametrize("rate", [RATE, 44100])

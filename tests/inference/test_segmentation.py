@@ -86,7 +86,7 @@ def write_other_graph(path) -> None:
 
 def test_refusals(tmp_path, monkeypatch):
     missing = tmp_path / "none.onnx"
-    with refuses(str(missing), "no such file", error=FileNotFoundError):
+    with refuses(str(missing), "is no file", error=FileNotFoundError):
         Segmentation(missing)
 
     text_file = tmp_path / "text.onnx"

@@ -212,6 +212,29 @@ def test_a_comparison_without_calibration_decides_nothing(open_small, wavs):
         model.verify(a, b, far=0.01)
 
 
+def test_a_copy_gives_its_recording_no_more_weight(open_small, wavs, tmp_path, caplog):
+    model = open_small()
+    copy = tmp_path / "copy.wav"
+    copy.write_bytes(Path(wavs[0]).read_bytes())
+    model.enroll("ann", [wavs[0], copy, wavs[1]])
+    assert "enrol: ann has 1 copy of other recordings, used once" in caplog.text
+    with_copy_D = model.speakers["ann"]
+    model.enroll("ann", wavs[:2])
+    np.testing.assert_allclose(with_copy_D, model.speakers["ann"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["Jose\u0301", "Jos\u00e9\u200b", " Jos\u00e9", "ann\t"]
+)
+def test_a_name_that_looks_like_another_is_refused(open_small, wavs, name):
+    model = open_small()
+    model.enroll("Jos\u00e9", wavs[0])
+    with refuses("enrol"):
+        model.enroll(name, wavs[1])
+    model.enroll("Jos\u00e9", wavs[1])  # replaces the speaker
+    assert list(model.speakers) == ["Jos\u00e9"]
+
+
 def test_enrolled_speakers_are_found_again(open_small, wavs, tmp_path):
     model = open_small(calibration=CALIBRATION)
     with refuses("identify"):

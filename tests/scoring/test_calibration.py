@@ -88,6 +88,16 @@ def test_a_threshold_lets_in_what_it_says_by_hand():
         learned.threshold_at(0.01)
 
 
+@pytest.mark.parametrize("rate", [5.0, 1.0, 0.0, -0.01, float("nan")])
+def test_a_rate_that_is_no_share_is_refused(rate):
+    scores_N, target_N = [0.0, 1.0, 2.0, 3.0], [False, False, True, True]
+    with refuses("calibration", f"got {rate:g}", "1 % is 0.01"):
+        fit_calibration(scores_N, target_N, source="s", false_alarm_rates=[rate])
+    learned = fit_calibration(scores_N, target_N, source="s")
+    with refuses("calibration", f"got {rate:g}", "1 % is 0.01"):
+        learned.threshold_at(rate)
+
+
 def test_separable_scores_give_finite_ratios():
     scores = [0.1, 0.2, 0.8, 0.9]
     is_target = [0, 0, 1, 1]

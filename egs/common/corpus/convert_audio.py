@@ -1,7 +1,7 @@
-"""Converting recordings of any format to 16 kHz mono FLAC.
+"""Converting recordings of any format to mono FLAC at one sample rate.
 
-wav and flac files at 16 kHz are used as they are if ranges of them can be read. Converted files are
-kept: an interrupted run continues. m4a and similar formats need PyAV (extra `aac`); the samples
+wav and flac files at this rate are used as they are if ranges of them can be read. Converted files
+are kept: an interrupted run continues. m4a and similar formats need PyAV (extra `aac`); the samples
 equal those of `ffmpeg -i IN -acodec pcm_s16le OUT.wav`, in number too, up to steps of 1 between
 decoder versions.
 """
@@ -9,6 +9,7 @@ decoder versions.
 import importlib.util
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from egs.common.corpus.archives import progress_bar
@@ -25,17 +26,22 @@ FILES_PER_TASK = 16
 
 
 def convert_all(
-    wavs: Mapping[str, Path], folder: Path, *, num_jobs: int
+    wavs: Mapping[str, Path],
+    folder: Path,
+    *,
+    num_jobs: int,
+    sample_rate: int = SAMPLE_RATE,
 ) -> tuple[dict[str, Path], dict[Path, str]]:
     """Return (utterance -> file to train from, files that cannot be converted -> why).
 
-    A file is converted again only if its source has changed since.
+    A file is converted again only if its source or the rate has changed since.
     """
+    convert = partial(_convert, sample_rate=sample_rate)
     pairs = [(path, folder / f"{shorten(name)}.flac") for name, path in wavs.items()]
     made: dict[str, Path] = {}
     left_out: dict[Path, str] = {}
     workers = num_jobs if len(pairs) >= MIN_FILES_FOR_POOL else 1
-    results = map_in_processes(_convert, pairs, workers, chunk=FILES_PER_TASK)
+    results = map_in_processes(convert, pairs, workers, chunk=FILES_PER_TASK)
     bar = progress_bar(
         results, total=len(wavs), desc=f"{folder}: convert", unit=" files"
     )
@@ -81,32 +87,33 @@ def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
         )
 
 
-def _convert(pair: tuple[Path, Path]) -> Path | str:
+def _convert(pair: tuple[Path, Path], *, sample_rate: int) -> Path | str:
     """Return the file to use, converted from the first to the second, or a one-line error."""
     path, target = pair
     try:
-        if _is_usable(path):
+        if _is_usable(path, sample_rate):
             return path
         times = path.stat()
-        if target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns:
+        is_made = target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns
+        if is_made and _is_usable(target, sample_rate):
             return target
         # Rooms and noise have levels that speech has not.
-        wave_S = read_wave(path, sample_rate=SAMPLE_RATE, check_levels=False)
+        wave_S = read_wave(path, sample_rate=sample_rate, check_levels=False)
     except (ValueError, OSError) as error:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:
-        fresh.write_bytes(audio.encode(audio.to_int16(wave_S), SAMPLE_RATE, "FLAC"))
+        fresh.write_bytes(audio.encode(audio.to_int16(wave_S), sample_rate, "FLAC"))
         # The time of the source, so that a changed source is detected.
         os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))
     return target
 
 
-def _is_usable(path: Path) -> bool:
-    """Return whether ranges of this wav or flac file can be read, at 16 kHz."""
+def _is_usable(path: Path, sample_rate: int) -> bool:
+    """Return whether ranges of this wav or flac file can be read, at this rate."""
     if path.suffix.lower() not in audio.ENDINGS:
         return False
     try:
         info = audio.read_info(path)
     except ValueError:
         return False
-    return info.sample_rate == SAMPLE_RATE and info.has_index
+    return info.sample_rate == sample_rate and info.has_index

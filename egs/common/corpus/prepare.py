@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from egs.common.corpus.convert_audio import convert_coded
+from egs.common.corpus.convert_audio import convert_all, convert_coded
 from egs.common.corpus.fetch import download_noise_and_rooms
 from egs.common.corpus.once import (
     PREPARED,
@@ -375,9 +375,11 @@ def write_noise_and_rooms(
     rirs: Path | None,
     find_noise: Finder = find_audio,
     find_rooms: Finder = find_audio,
+    sample_rate: int | None = None,
 ) -> None:
     """Write the data directories `noise` and `rirs`; remove old ones if a folder is None or NONE.
 
+    sample_rate: recordings of another rate are converted; None: only those that are no wav or flac.
     Noise in the layout of MUSAN also gets a table of kinds (noise, music, speech). `find_noise` and
     `find_rooms` select the files (see noises.py), by default all.
     """
@@ -387,10 +389,15 @@ def write_noise_and_rooms(
     ):
         if folder is not None and folder != NONE:
             wavs, left_out = find(folder)
-            # Crops of noise and rooms are read at random, at 16 kHz.
-            wavs, broken = convert_coded(
-                wavs, data / f"{name}_wav", num_jobs=len(os.sched_getaffinity(0))
-            )
+            # Crops of noise and rooms are read at random.
+            converted = data / f"{name}_wav"
+            num_jobs = len(os.sched_getaffinity(0))
+            if sample_rate is None:
+                wavs, broken = convert_coded(wavs, converted, num_jobs=num_jobs)
+            else:
+                wavs, broken = convert_all(
+                    wavs, converted, num_jobs=num_jobs, sample_rate=sample_rate
+                )
             left_out |= broken
             write_set(data / name, wavs=wavs, left_out=left_out)
             if name == "noise":
