@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "auto")
 # Row of `sources`, and its embedding (or wave) or the error.
 Result = tuple[int, np.ndarray | Exception]
-# Audio in a group of recordings: one group is read while another is embedded.
 MIN_COPY_COSINE = 1 - 1e-5  # two recordings of a voice are less alike
+# Audio in a group of recordings: one group is read while another is embedded.
 READ_AHEAD_SECONDS = 64
 
 
