@@ -18,7 +18,7 @@ from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
-from speakerlab.experiments.teachers import digests_of, dims_of
+from speakerlab.experiments.teachers import check_frames, digests_of, dims_of
 from speakerlab.training.checkpoint import list_checkpoints, read_step, was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -321,6 +321,7 @@ def check_teachers(config: Config, exp_dir: Path) -> None:
             " folder, hub:NAME or an .onnx file)"
         )
     digests = digests_of(config.distil.teachers)
+    check_frames(config)
     recorded = exp_dir / "run.json"
     if not recorded.exists() or not was_begun(exp_dir):
         return

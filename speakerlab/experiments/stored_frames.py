@@ -54,7 +54,7 @@ class WithFrames(nn.Module):
         self.max_samples: int = embedder.max_samples
         self.embed_dim: int = embedder.embed_dim
         self.batch_key = embedder.batch_key
-        self.vad = None  # `stored_frames` refuses a teacher that has one
+        self.vad = None  # as of the embedder
 
     def forward(self, wave_BS: Tensor) -> Tensor:
         emb_BD: Tensor = self.embedder(wave_BS)
@@ -184,14 +184,10 @@ def stored_frames(
 ) -> StoredTargets:
     """Return embeddings and frames of whole utterances, which every rank computes a share of.
 
-    embedder: of the teacher, in PyTorch. Raises ValueError for a teacher that removes silence, and
-    where the disk is too small.
+    embedder: of the teacher, in PyTorch, which keeps silence. Raises ValueError where the disk is
+    too small.
     """
-    if embedder.vad is not None:
-        raise ValueError(
-            "distil.frame_weight: this teacher removes silence, so that its frames are"
-            " not where the crops are; set it to 0, or distil.targets=crop"
-        )
+    assert embedder.vad is None  # `teachers.check_frames` refuses it
     with embedder.noting_frames() as noted:
         with_frames = WithFrames(embedder.eval(), noted)
         store = _plan_store(

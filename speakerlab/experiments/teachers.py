@@ -308,10 +308,30 @@ def space_of_student(config: Config, models: Sequence[TeacherModel]) -> str | No
     return models[0].facts["space"]
 
 
+def check_frames(config: Config) -> None:
+    """Raise ValueError unless student and teacher have frames, in the same places."""
+    if not config.distil.frame_weight:
+        return
+    num_channels(build_backbone(config))
+    for teacher in config.distil.teachers:
+        channels_of(teacher)
+        removes_silence = _config_of(teacher).vad is not None
+        # A crop is heard whole, without the VAD.
+        if removes_silence and config.distil.targets == "utterance":
+            raise ValueError(
+                f"distil.frame_weight: {teacher} removes silence (vad), so that its"
+                " frames are not where the crops are; set it to 0, or"
+                " distil.targets=crop"
+            )
+
+
 def channels_of(teacher: str) -> int:
     """Return the channels of a teacher's frames, from its configuration; ValueError without any."""
-    config = load_config([find_model(local(teacher)) / "config.yaml"])
-    return num_channels(build_backbone(config))
+    return num_channels(build_backbone(_config_of(teacher)))
+
+
+def _config_of(teacher: str) -> Config:
+    return load_config([find_model(local(teacher)) / "config.yaml"])
 
 
 def dims_of(teachers: Sequence[str]) -> int:

@@ -377,6 +377,9 @@ def test_frames_that_cannot_be_stored_are_refused(
         begin("a", STORED, teachers=[silent])
     disk = shutil._ntuple_diskusage(10**9, 10**9, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    without_pooling = "model={name: simam_resnet, args: {m_channels: 4}}"
+    with refuses("SimAMResNet", "has no `Pooling`", "distil.frame_weight=0"):
+        begin("no pooling", STORED, without_pooling)
     digest = read_card(teacher)["sha256"][:12]
     frames = folder.parent / "targets" / f"train-frames-{digest}"
     with refuses(str(frames), "the teacher's frames need", "1e-06 GB are free"):
