@@ -189,13 +189,15 @@ def stored_frames(
     """
     assert embedder.vad is None  # `teachers.check_frames` refuses it
     with embedder.noting_frames() as noted:
-        with_frames = WithFrames(embedder.eval(), noted)
+        # It may be there already, after the held-out utterances were embedded.
+        embedder.eval().to(ranks.device)
+        crop_1S = torch.zeros(1, crop_samples, device=ranks.device)
         store = _plan_store(
-            with_frames,
+            WithFrames(embedder, noted),
             manifest,
             folder=folder,
             model_sha256=model_sha256,
-            crop_samples=crop_samples,
+            crop_1S=crop_1S,
         )
         todo = ranks.on_first(store.todo)
         if todo:
@@ -232,11 +234,11 @@ def _plan_store(
     *,
     folder: Path,
     model_sha256: str,
-    crop_samples: int,
+    crop_1S: Tensor,
 ) -> FrameStore:
-    """Divide the utterances into files, and measure the frames of a crop."""
+    """Divide the utterances into files, and count the frames of a crop, on its device."""
     with torch.inference_mode():
-        with_frames.embedder(torch.zeros(1, crop_samples))
+        with_frames.embedder(crop_1S)
     _, num_channels, crop_frames = with_frames.noted.take().shape
 
     # By length, because utterances of equal length are embedded together.

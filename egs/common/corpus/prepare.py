@@ -379,7 +379,7 @@ def write_noise_and_rooms(
 ) -> None:
     """Write the data directories `noise` and `rirs`; remove old ones if a folder is None or NONE.
 
-    sample_rate: recordings of another rate are converted; None: only those that are no wav or flac.
+    sample_rate: recordings of another rate are converted to it; None: wav and flac files stay.
     Noise in the layout of MUSAN also gets a table of kinds (noise, music, speech). `find_noise` and
     `find_rooms` select the files (see noises.py), by default all.
     """
