@@ -97,7 +97,11 @@ class DistilConfig(Section):
     # the crop only once.
     views: Count = 1
     # Weights of losses/distillation.py.
-    losses: dict[Label, NotNegative] = {"cosine": 1.0, "relations": 4.0}
+    losses: dict[Label, NotNegative] = {
+        "cosine": 1.0,
+        "relations": 4.0,
+        "contrast": 2.0,
+    }
     temperature: Positive = 0.1  # of the loss `contrast`
     # keep: the student is published with a projection to the teacher's space, where the embeddings
     # of both can be compared. drop: where dimensions differ, the training has a linear layer that

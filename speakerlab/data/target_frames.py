@@ -1,6 +1,6 @@
 """Stored frames of a teacher: what it computes at each time of an utterance, for crops of it.
 
-Frames are many: CAM++ has 50 in a second, of 512 channels, 51 kB as float16. So they stay on disk,
+Frames are many: of CAM++, 25 in a second are kept, of 512 channels, 26 kB as float16. So they stay on disk,
 in files of some utterances each, and a data worker reads only those of its crop.
 
 Letters: U utterances of a file, F frames of all of them, T frames of a crop, C channels,
@@ -104,7 +104,7 @@ class TargetFrames:
         share = first_sample / int(self.num_samples_N[row])
         # A frame stands for its share of the utterance, but the last crop ends with the last frame.
         last_start = max(num_frames - self.crop_frames, 0)
-        start = min(int(share * num_frames), last_start)
+        start = min(round(share * num_frames), last_start)
         end = min(start + self.crop_frames, num_frames)
         in_file = int(self.first_N[row])
 

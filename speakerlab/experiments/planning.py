@@ -23,7 +23,7 @@ from speakerlab.experiments.teachers import channels_of, sizes_of
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
-from speakerlab.models.frames import num_channels
+from speakerlab.models.frames import FRAME_STEP, num_channels
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import (
     ENOUGH_CROPS,
@@ -490,7 +490,7 @@ def _build_distillation(
         head = build.build_head(config, embed_dim=embed_dim, num_classes=num_classes)
         parameters += head.parameters()
     # Most networks halve their number, or more.
-    num_frames = round(FRAMES_PER_SECOND / 2 * config.data.crop_seconds)
+    num_frames = round(FRAMES_PER_SECOND / 2 / FRAME_STEP * config.data.crop_seconds)
 
     def compare(num_utterances: int) -> Tensor:
         emb_BD = torch.zeros(num_utterances, embed_dim, requires_grad=True)
@@ -620,7 +620,7 @@ def _stored_frame_values(config: Config) -> int:
     stores_frames = distil.targets == "utterance" and distil.frame_weight > 0
     if config.task != "distil" or not stores_frames:
         return 0
-    max_frames = round(FRAMES_PER_SECOND * config.data.crop_seconds)
+    max_frames = round(FRAMES_PER_SECOND / FRAME_STEP * config.data.crop_seconds)
     return sum(max_frames * channels_of(teacher) for teacher in distil.teachers)
 
 

@@ -33,7 +33,7 @@ from speakerlab.experiments.validation import num_readers
 from speakerlab.inference.batches import embed_batches, group_pieces
 from speakerlab.inference.extraction import chunk_bounds
 from speakerlab.inference.workers import sharing_threads
-from speakerlab.models.frames import NotedFrames
+from speakerlab.models.frames import FRAME_STEP, NotedFrames
 from speakerlab.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
@@ -259,6 +259,7 @@ def _plan_store(
             "data_sha256": manifest.sha256(),
             "audio": manifest.audio_digest(),
             "precision": "fp32",
+            "frame_step": FRAME_STEP,
         },
     )
 

@@ -4,8 +4,8 @@ A teacher is a model that is never trained here. It keeps its own front end, and
 experiment, a model folder, hub:NAME or an exported .onnx file. Several teachers make one target:
 their embeddings of length 1, side by side.
 
-Letters: B rows, R rows at a time, N utterances, S samples, D dimensions of all teachers, T frames,
-C channels of a frame.
+Letters: B rows, R rows at a time, N utterances, S samples, D dimensions of all teachers, K common
+directions, T frames, C channels of a frame.
 """
 
 import logging
@@ -31,6 +31,7 @@ from speakerlab.checkpoints.published import load_published
 from speakerlab.config.build import build_backbone, crop_samples
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable
+from speakerlab.core.directions import common_directions
 from speakerlab.data.decoders import FULL_SCALE
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.target_frames import TargetFrames
@@ -111,8 +112,8 @@ class Teaching:
     """What the teachers contribute to a training."""
 
     facts: dict[str, Any]  # for run.json and the card
-    # Of length 1, along the mean of the teachers' embeddings of training utterances.
-    common_D: np.ndarray
+    # What the teachers' embeddings of training utterances have in common.
+    common_KD: np.ndarray
     valid_target_ND: np.ndarray
     # Of the training utterances; None where the teachers hear the crops.
     train_target_ND: np.ndarray | None
@@ -122,7 +123,7 @@ class Teaching:
 
     @property
     def target_dim(self) -> int:
-        return len(self.common_D)
+        return self.common_KD.shape[1]
 
     @property
     def num_channels(self) -> int:
@@ -172,8 +173,8 @@ def prepare_teaching(
         kind = "mean" if hears_crops else "train"
         train_targets.append(stored_targets(model, measured, config, ranks, kind=kind))
     train_target_ND = np.concatenate(train_targets, axis=1)
-    mean_D = train_target_ND.mean(axis=0)
-    common_D = mean_D / max(float(np.linalg.norm(mean_D)), 1e-12)
+    # All ranks leave out the same, whatever the rounding of their hosts.
+    common_KD = ranks.on_first(lambda: common_directions(train_target_ND))
 
     teacher = None
     frame_units = None
@@ -199,7 +200,7 @@ def prepare_teaching(
             "teachers": [model.facts for model in models],
             "space": space_of_student(config, models),
         },
-        common_D=common_D,
+        common_KD=common_KD,
         valid_target_ND=np.concatenate(valid_targets, axis=1),
         train_target_ND=None if hears_crops else train_target_ND,
         train_frames=train_frames,

@@ -300,15 +300,15 @@ def build_task(
 def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
     """Tell the losses, and the projection, what the teacher's embeddings have in common."""
     assert isinstance(task, DistillationTask)
-    common_D = torch.from_numpy(teaching.common_D)
-    task.distance.get_buffer("common_D").copy_(common_D)
+    common_KD = torch.from_numpy(teaching.common_KD)
+    task.distance.get_buffer("common_KD").copy_(common_KD)
     if task.frame_distance is not None and teaching.frame_units is not None:
         for name, value_C in teaching.frame_units._asdict().items():
             buffer_C = task.frame_distance.get_buffer(name)
             buffer_C.copy_(torch.from_numpy(value_C))
     # A student whose published embeddings lie in the teacher's space (`distil.projection: keep`).
     if embedder.projection is not None:
-        embedder.projection.get_buffer("common_D").copy_(common_D)
+        embedder.projection.get_buffer("common_KD").copy_(common_KD)
 
 
 def build_crop_targets(

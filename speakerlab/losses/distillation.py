@@ -1,11 +1,11 @@
 """Losses of distillation: a student's embeddings beside those of its teacher, without labels.
 
 In: embeddings of the same crops by student and teacher. Out: scalars; smaller is more alike.
-Only directions are compared, without the part that all embeddings of the teacher have in common
+Only directions are compared, without the parts that all embeddings of the teacher have in common
 (core/directions.py), which the last BatchNorm of many students could not learn.
 
-Letters: B crops of a rank, G crops of all ranks, N utterances, D dimensions of the teacher, E of
-the student, T frames, S channels of a frame of the student, C of the teacher.
+Letters: B crops of a rank, G crops of all ranks, N utterances, K common directions, D dimensions
+of the teacher, E of the student, T frames, S channels of a frame of the student, C of the teacher.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.directions import direction_without
+from speakerlab.core.directions import NUM_COMMON, direction_without
 from speakerlab.core.full_precision import autocast_off, widened
 from speakerlab.losses.objective import gather_utterances
 from speakerlab.losses.shards import Shards
@@ -77,7 +77,7 @@ class Distillation(nn.Module):
     shards: the ranks whose crops are compared.
     """
 
-    common_D: Tensor
+    common_KD: Tensor
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Distillation(nn.Module):
         self.temperature = temperature
         self.shards = shards
         self.target_dim = target_dim
-        # Along the mean of the teacher's embeddings, of length 1.
-        self.register_buffer("common_D", torch.zeros(target_dim))
+        # What the teacher's embeddings have in common.
+        self.register_buffer("common_KD", torch.zeros(NUM_COMMON, target_dim))
         # Without a bias, like a projection that is published.
         self.projection: nn.Module = nn.Identity()
         if is_projected:
@@ -104,21 +104,21 @@ class Distillation(nn.Module):
     @torch.inference_mode()
     def project(self, emb_NE: np.ndarray) -> np.ndarray:
         """Return the student's directions as vectors of length 1, as in training."""
-        emb = torch.from_numpy(emb_NE).to(self.common_D.device)
+        emb = torch.from_numpy(emb_NE).to(self.common_KD.device)
         return self._student(emb).cpu().numpy()
 
     @torch.inference_mode()
     def targets_of(self, target_ND: np.ndarray) -> np.ndarray:
         """Return the teacher's directions as vectors of length 1, as in training."""
-        target = torch.from_numpy(target_ND).to(self.common_D.device)
+        target = torch.from_numpy(target_ND).to(self.common_KD.device)
         return self._teacher(target).cpu().numpy()
 
     def _student(self, emb_BE: Tensor) -> Tensor:
         projected_BD = self.projection(widened(emb_BE))
-        return direction_without(projected_BD, self.common_D)
+        return direction_without(projected_BD, self.common_KD)
 
     def _teacher(self, target_BD: Tensor) -> Tensor:
-        return direction_without(widened(target_BD), self.common_D)
+        return direction_without(widened(target_BD), self.common_KD)
 
     def forward(self, emb_BE: Tensor, target_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, fp32, and the share of crops whose nearest target is their own."""

@@ -42,7 +42,7 @@ def stored(tmp_path):
         (0, 0, 0),
         (0, 500, 50),
         (0, 999, 80),  # the last crop ends with the last frame
-        (1, 107, 10),
+        (1, 107, 11),
         (1, 399, 20),
     ],
 )

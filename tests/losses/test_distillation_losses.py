@@ -11,6 +11,7 @@ import torch
 from replayed import Replayed
 from torch import Tensor
 
+from speakerlab.core.directions import NUM_COMMON
 from speakerlab.losses.distillation import (
     DISTILLATION_LOSSES,
     Distillation,
@@ -132,22 +133,27 @@ def test_a_projection_maps_to_the_teachers_dimensions():
 def test_what_all_embeddings_have_in_common_does_not_matter():
     """Adding some of it to embeddings or targets changes no loss."""
     emb_BD, target_BD = embeddings(TEACHER_DIM)
-    common_D = torch.linspace(-1, 2, TEACHER_DIM, dtype=torch.float64)
-    common_D = torch.nn.functional.normalize(common_D, dim=0)
+    generator = torch.Generator().manual_seed(3)
+    axes_DK = torch.randn(
+        TEACHER_DIM, NUM_COMMON, dtype=torch.float64, generator=generator
+    )
+    common_KD = torch.linalg.qr(axes_DK).Q.T
     distance = make(ALL)
-    distance.common_D.copy_(common_D)
+    distance.common_KD.copy_(common_KD)
     loss, _ = distance(emb_BD, target_BD)
 
     share_B1 = torch.linspace(-3, 3, len(emb_BD), dtype=torch.float64)[:, None]
-    moved, _ = distance(emb_BD + share_B1 * common_D, target_BD - 2 * common_D)
+    added_D = common_KD.sum(dim=0)
+    moved, _ = distance(emb_BD + share_B1 * added_D, target_BD - 2 * added_D)
     torch.testing.assert_close(moved, loss)
 
-    rest_BD = emb_BD - (emb_BD @ common_D)[:, None] * common_D
-    target_rest_BD = target_BD - (target_BD @ common_D)[:, None] * common_D
+    rest_BD = emb_BD - emb_BD @ common_KD.T @ common_KD
+    target_rest_BD = target_BD - target_BD @ common_KD.T @ common_KD
     expected, _ = make(ALL)(rest_BD, target_rest_BD)
     torch.testing.assert_close(loss, expected)
     assert (
-        np.abs(distance.targets_of(target_BD.numpy()) @ common_D.numpy()).max() < 1e-9
+        np.abs(distance.targets_of(target_BD.numpy()) @ common_KD.T.numpy()).max()
+        < 1e-9
     )
 
 

@@ -12,12 +12,14 @@ from finished import assert_same, finish
 from refusals import refuses
 
 from speakerlab.checkpoints.model_files import read_card, space_of
+from speakerlab.core import directions
 from speakerlab.experiments import train
 from speakerlab.experiments.consistency import load_same_config
 from speakerlab.experiments.hardware import start_rank
 from speakerlab.experiments.teachers import load_teacher
 from speakerlab.experiments.validation import PairValidation, TeacherValidation
 from speakerlab.inference import extraction
+from speakerlab.models import frames
 from speakerlab.training.signals import Signals
 
 SETTINGS = [
@@ -123,7 +125,9 @@ def test_a_resumed_run_is_bit_identical_with_its_projection(begin, tmp_path, opt
     assert has_projection == ("distil.projection=drop" in options)
 
 
-def test_the_student_comes_closer_to_its_teacher(begin):
+def test_the_student_comes_closer_to_its_teacher(begin, monkeypatch):
+    # The embeddings of a teacher that has learned nothing differ along one direction alone.
+    monkeypatch.setattr(directions, "STANDS_OUT", np.inf)
     options = ["optimizer={name: adamw}", "training.lr=0.1", "training.num_epochs=25"]
     training = begin("exp", UTTERANCE, *options)
     finish(training)
@@ -269,9 +273,14 @@ def test_the_views_of_a_crop_share_its_place_its_voice_and_its_target(begin):
     assert torch.equal(x_CVS, x_CVS[:, :1].expand_as(x_CVS))
 
 
-def test_the_frames_of_a_crop_are_those_that_its_teacher_pools(begin, teacher):
+def test_the_frames_of_a_crop_are_those_that_its_teacher_pools(
+    begin, teacher, monkeypatch
+):
+    thinned_BCT = first_inputs(begin("thinned", FRAMES)).batch.target_BCT
+    monkeypatch.setattr(frames, "FRAME_STEP", 1)
     batch = first_inputs(begin("frames", FRAMES)).batch
     assert torch.equal(batch.target_BCT[::2], batch.target_BCT[1::2])
+    assert torch.equal(batch.target_BCT[..., ::2], thinned_BCT)
 
     # The layers from the pooling on make the teacher's embedding of them.
     emb = batch.target_BCT
@@ -305,7 +314,7 @@ def test_stored_frames_are_those_of_the_whole_utterance_where_the_crop_is(
             embedder(wave_S[None])
         whole_CT = noted.take()[0]
         num_frames = whole_CT.shape[1]
-        start = int(first / num_samples * num_frames)
+        start = round(first / num_samples * num_frames)
         start = min(start, num_frames - target_CT.shape[1])
         expected_CT = whole_CT[:, start : start + target_CT.shape[1]]
         torch.testing.assert_close(target_CT.float(), expected_CT, rtol=2e-3, atol=2e-3)
@@ -364,9 +373,9 @@ def test_frames_of_long_utterances_follow_window_by_window(begin, publish_to, fo
     assert frames is not None
     whole = begin("whole", STORED).source.target_frames
     assert whole is not None
-    # At the end of a window, a frame may be lost.
+    # At the end of a window, a frame may be lost; the first of each window is kept.
     num_lost_N = whole.num_frames_N - frames.num_frames_N
-    assert set(num_lost_N.tolist()) == {0, 1}
+    assert set(num_lost_N.tolist()) <= {-1, 0, 1}
 
 
 def test_frames_that_cannot_be_stored_are_refused(
@@ -387,14 +396,15 @@ def test_frames_that_cannot_be_stored_are_refused(
 
 
 def test_frames_are_learned_in_units_of_their_deviation(begin):
-    training = begin("frames", FRAMES)
+    smooth = "distil.losses={cosine: 1, relations: 4, contrast: 0}"
+    training = begin("frames", FRAMES, smooth)
     distance = training.trainer.task.frame_distance
     assert distance.deviation_C.min() >= 0.29 * distance.deviation_C.median()
     finish(training)
     first, *_, last = [row["loss"] for row in rows_of(training, "train")]
     assert last < first
 
-    silent = begin("silent", FRAMES, "distil.frame_weight=1e-9")
+    silent = begin("silent", FRAMES, smooth, "distil.frame_weight=1e-9")
     finish(silent)
     _, *_, without_frames = [row["loss"] for row in rows_of(silent, "train")]
     # The distance of frames is about 1, the mean square of their units, times the weight.
