@@ -1,7 +1,7 @@
 """Stored frames of a teacher: what it computes at each time of an utterance, for crops of it.
 
-Frames are many: of CAM++, 25 in a second are kept, of 512 channels, 26 kB as float16. So they stay on disk,
-in files of some utterances each, and a data worker reads only those of its crop.
+Frames are many: of CAM++, 25 in a second are kept, of 512 channels, 26 kB as float16. So they stay
+on disk, in files of some utterances each, and a data worker reads only those of its crop.
 
 Letters: U utterances of a file, F frames of all of them, T frames of a crop, C channels,
 D dimensions of an embedding, N utterances.
