@@ -100,7 +100,7 @@ class DistilConfig(Section):
     losses: dict[Label, NotNegative] = {
         "cosine": 1.0,
         "relations": 4.0,
-        "contrast": 2.0,
+        "contrast": 0.5,
     }
     temperature: Positive = 0.1  # of the loss `contrast`
     # keep: the student is published with a projection to the teacher's space, where the embeddings
