@@ -131,7 +131,7 @@ class Ours:
         def prepare_batch() -> None:
             batch = next(self.batches)
             if work == "full_cpu":
-                self.training.embedder.fbank(self.augment(batch))
+                self.training.embedder.frontend(self.augment(batch))
 
         return timed(prepare_batch, steps=steps)
 
@@ -152,7 +152,7 @@ class Ours:
         crops, feats = source.crops_of(attempt=0), {}
         for row, name in enumerate(crops.manifest.ids):
             batch = collate([crops[(0, row, row)]])
-            feats[name] = training.embedder.fbank(source.augment(batch))[0].numpy()
+            feats[name] = training.embedder.frontend(source.augment(batch))[0].numpy()
         np.savez(path, **feats)
 
 

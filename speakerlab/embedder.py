@@ -5,8 +5,9 @@ Letters: B rows, S samples, T frames, F mel bins, D embedding, E embedding befor
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from speakerlab.core.full_precision import autocast_off
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm, narrow
 from speakerlab.models.frames import NotedFrames, noting_frames
@@ -24,16 +26,17 @@ from speakerlab.training.precision import Precision
 class Embedder(nn.Module):
     """Front end and backbone.
 
-    Input longer than `max_seconds` is cut into equal windows whose embeddings are averaged, which
-    bounds memory; input too short for the backbone is repeated. vad: removes silence before a whole
-    recording is embedded; it takes one wave at a time and is not applied here. precision: format of
-    the backbone outside training; embeddings are float32. projection: of a student that keeps it.
+    frontend: mel features, or a pretrained model with weights of its own. Input longer than
+    `max_seconds` is cut into equal windows whose embeddings are averaged, which bounds memory;
+    input too short for the backbone is repeated. vad: removes silence before a whole recording is
+    embedded; it takes one wave at a time and is not applied here. precision: format of the backbone
+    outside training; embeddings are float32. projection: of a student that keeps it.
     """
 
     def __init__(
         self,
         *,
-        fbank: Fbank,
+        frontend: Fbank | PretrainedFrontEnd,
         backbone: nn.Module,
         max_seconds: float = 120.0,
         vad: EnergyVad | None = None,
@@ -42,18 +45,20 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         self.precision = precision
-        self.fbank = fbank
+        self.frontend = frontend
         self.backbone = backbone
         self.vad = vad
-        self.sample_rate = fbank.sample_rate
+        self.sample_rate = frontend.sample_rate
         self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
         self.projection = projection
         if projection is not None:
             self.embed_dim = projection.target_dim
+        # A pretrained model may have positions for some seconds only.
+        max_seconds = min(max_seconds, frontend.max_seconds)
         self.max_samples = round(max_seconds * self.sample_rate)
         min_frames: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
         later_frames = min_frames - 1
-        self.min_samples = fbank.min_samples + later_frames * fbank.frame_shift
+        self.min_samples = frontend.min_samples + later_frames * frontend.frame_shift
         # A tuple, so that it is no submodule, whose weights would be saved twice.
         self.compiled: tuple[nn.Module, ...] = ()
 
@@ -100,9 +105,14 @@ class Embedder(nn.Module):
         self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         """Return feats_BTF, the input of the backbone."""
-        # Stored energies are not normalised: the mean of a crop differs from its utterance's.
         is_stored = wave_BS.dim() == 3
-        feats_BTF = self.fbank.normalise(wave_BS) if is_stored else self.fbank(wave_BS)
+        if is_stored:
+            # Stored energies are not normalised: the mean of a crop differs from its utterance's.
+            assert isinstance(self.frontend, Fbank)
+            feats_BTF = self.frontend.normalise(wave_BS)
+        else:
+            with self._autocast():
+                feats_BTF = self.frontend(wave_BS)
         if spec_augment is not None:
             feats_BTF = spec_augment(feats_BTF)
         return feats_BTF
@@ -112,11 +122,17 @@ class Embedder(nn.Module):
         backbone = self.backbone
         if self.compiled and self.training:
             backbone = self.compiled[0]
-        if self.precision is None:
-            return self._project(backbone(feats_BTF))
-        with self.precision.autocast():
-            emb_BD = backbone(feats_BTF).float()
+        with self._autocast():
+            emb_BD = backbone(feats_BTF)
+        if self.precision is not None:
+            emb_BD = emb_BD.float()
         return self._project(emb_BD)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of passes outside of training; in training the task sets it."""
+        if self.precision is None:
+            return nullcontext()
+        return self.precision.autocast()
 
     def _project(self, emb_BD: Tensor) -> Tensor:
         """Return the embeddings in the space of the teacher, for a student that keeps it."""
@@ -138,8 +154,13 @@ class Embedder(nn.Module):
         if precision is not None and precision.name == "fp32":
             precision = None
         backbone = self.backbone
+        frontend = self.frontend
         if not in_place:
             backbone = copy.deepcopy(backbone)
+        if isinstance(frontend, PretrainedFrontEnd):
+            if not in_place:
+                frontend = copy.deepcopy(frontend)
+            frontend.merge()
         module_name = type(self.backbone).__module__
         is_ours = module_name.startswith("speakerlab.")
         if is_ours:
@@ -149,7 +170,7 @@ class Embedder(nn.Module):
         # The outputs of 2-D convolutions follow the layout of their weights: faster on a CPU.
         backbone = backbone.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         embedder = Embedder(
-            fbank=self.fbank,
+            frontend=frontend,
             backbone=backbone,
             max_seconds=self.max_samples / self.sample_rate,
             vad=self.vad,
@@ -162,11 +183,10 @@ class Embedder(nn.Module):
         """Return a key; inputs with equal keys may be trimmed to the shortest and share a batch."""
         # Shorter input is repeated up to `min_samples`.
         num_embedded = max(num_samples, self.min_samples)
-        num_frames = self.fbank.num_frames(num_embedded)
+        num_frames = self.frontend.num_frames(num_embedded)
         # Samples after the last frame matter if input is repeated or cut into windows, or if the
         # front end reads them.
         is_whole = self.min_samples <= num_samples <= self.max_samples
-        ignores_last_samples = self.fbank.is_kaldi and self.fbank.snip_edges
-        if is_whole and ignores_last_samples:
-            return num_frames, 0
+        if is_whole:
+            return num_frames, self.frontend.samples_used(num_samples)
         return num_frames, num_samples

@@ -82,7 +82,7 @@ def measure_hops(training: Training, *, seconds: float) -> dict[str, float]:
             for name in augment.wave_names:
                 wave_BS = augment.run(name, wave_BS, batch)
                 laps.end(name)
-            training.embedder.fbank(wave_BS)
+            training.embedder.frontend(wave_BS)
         laps.end("fbank")
     num_crops = laps.count * size
     return {hop: total / num_crops for hop, total in laps.seconds.items()}

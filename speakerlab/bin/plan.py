@@ -3,6 +3,7 @@
 import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,9 +145,7 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         batch = None
         try:
             batch = memory.batch()
-            sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-            left_gib = memory.left(batch.micro_batch) / 2**30
-            result = f"{sizes:27}   {batch.bn_batch:<4} {left_gib:8.1f}"
+            result = describe_batch(memory, batch)
         # The table also has rows for cards that are too small.
         except MemoryTooSmall as error:
             refusals.append(error)
@@ -175,6 +174,16 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     # The exit code is 0 if any of the cards is large enough.
     if len(refusals) == len(card_plans):
         raise refusals[-1]
+
+
+def describe_batch(memory: "Memory", batch: "BatchPlan") -> str:
+    """Return the columns of the table that tell how a batch is divided, and what is left."""
+    sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+    left_gib = memory.left(batch.micro_batch) / 2**30
+    columns = f"{sizes:27}   {batch.bn_batch:<4} {left_gib:8.1f}"
+    if memory.config.runtime.checkpoint_layers is True:
+        columns += "   layers computed again (runtime.checkpoint_layers)"
+    return columns
 
 
 def print_parts(
@@ -235,23 +244,33 @@ def plan_cards(
     num_classes: int,
 ) -> "list[tuple[float, Memory]]":
     """Return (GB, memory) of each card with each format."""
-    from speakerlab.experiments.planning import card_memory, rank_footprint
+    from speakerlab.experiments.planning import (
+        card_memory,
+        fitting_memory,
+        rank_footprint,
+    )
 
-    # Computed once: a training needs the same memory on every card.
-    footprints: dict[str, Footprint] = {}
+    # Computed once: a training needs the same memory on every card. The key is the format, and
+    # whether layers of a pretrained model are kept.
+    footprints: dict[tuple[str, object], Footprint] = {}
     bank_gb = banks_gb(config, args)
+
+    def measure(config: "Config", *, card_gb: float, precision: str) -> "Memory":
+        key = (precision, config.runtime.checkpoint_layers)
+        if key not in footprints:
+            footprints[key] = rank_footprint(
+                config,
+                world_size=args.gpus,
+                num_classes=num_classes,
+                precision=precision,
+            )
+        return card_memory(config, footprints[key], card_gb, args.gpus, bank_gb)
+
     memories: list[tuple[float, Memory]] = []
     for card_gb in cards_gb:
         for precision in formats(config, card_gb):
-            if precision not in footprints:
-                footprints[precision] = rank_footprint(
-                    config,
-                    world_size=args.gpus,
-                    num_classes=num_classes,
-                    precision=precision,
-                )
-            needs = footprints[precision]
-            memory = card_memory(config, needs, card_gb, args.gpus, bank_gb)
+            on_card = partial(measure, card_gb=card_gb, precision=precision)
+            memory = fitting_memory(config, args.gpus, on_card)
             memories.append((card_gb, memory))
     return memories
 

@@ -344,7 +344,7 @@ def read_config(args: Namespace) -> "Config":
     """Read the configuration; ValueError if the experiment has another configuration."""
     from speakerlab.experiments.consistency import load_same_config
 
-    config = load_same_config(args.exp, args.config, args.set)
+    config = load_same_config(args.exp, args.config, args.set, init=args.init)
     if args.teacher is not None and config.task != "distil":
         raise ValueError(
             f"--teacher: the task is {config.task}, which has no teacher; add distil to"

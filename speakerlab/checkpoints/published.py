@@ -5,6 +5,7 @@ needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `
 continue training or classify), `calibration.json` (to decide by) and `diarization.json`.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from speakerlab.checkpoints.model_files import (
     write_calibration,
 )
 from speakerlab.config.build import (
-    build_backbone,
     build_embedder,
+    build_network,
     build_projection,
 )
 from speakerlab.config.schema import Config, load_config
@@ -41,6 +42,7 @@ from speakerlab.core.atomic import (
 from speakerlab.core.shapes import shapes_only
 from speakerlab.core.tuning import Tuning
 from speakerlab.embedder import Embedder
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.scoring.calibration import Calibration
 
 # In an experiment that began from another model: its weights before the first step.
@@ -80,6 +82,7 @@ def publish(
     also replace another model, instead of raising ValueError.
     """
     refuse_other_folder(folder)
+    embedder, config = _as_published(embedder, config)
     num_parameters = 0
     for parameter in embedder.parameters():
         num_parameters += parameter.numel()
@@ -104,6 +107,18 @@ def publish(
         if calibration is not None:
             write_calibration(fresh, calibration)
     return digest
+
+
+def _as_published(embedder: Embedder, config: Config) -> tuple[Embedder, Config]:
+    """Return what is published: a pretrained front end whole, unless only its adapters are."""
+    frontend = embedder.frontend
+    if not isinstance(frontend, PretrainedFrontEnd) or frontend.publish == "adapter":
+        return embedder, config
+    whole = copy.deepcopy(embedder)
+    assert isinstance(whole.frontend, PretrainedFrontEnd)
+    whole.frontend.merge()
+    section = {**config.frontend, "lora": None, "weights": "whole"}
+    return whole, config.model_copy(update={"frontend": section})
 
 
 def refuse_other_folder(folder: Path) -> None:
@@ -163,9 +178,9 @@ def load_published(path: Path) -> Published:
     config = load_config([folder / "config.yaml"])
     # Compare the shapes before any memory is taken: a wrong config.yaml may state huge sizes.
     with _naming(folder / "config.yaml"), shapes_only():
-        backbone = build_backbone(config)
+        frontend, backbone = build_network(config)
         # Only these parts of an embedder have weights; the names give the same prefixes.
-        network = nn.ModuleDict({"backbone": backbone})
+        network = nn.ModuleDict({"frontend": frontend, "backbone": backbone})
         projection = build_projection(config, backbone)
         if projection is not None:
             network["projection"] = projection

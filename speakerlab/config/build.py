@@ -4,15 +4,18 @@ import inspect
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from speakerlab.config.schema import Config
+from speakerlab.config.schema import Config, takes_layers
 from speakerlab.core.shapes import shapes_only
 from speakerlab.embedder import Embedder
+from speakerlab.frontend import DEFAULT, FRONTENDS
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
-from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.lora import Lora
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.distillation import (
@@ -107,19 +110,59 @@ def build_task(
 def build_embedder(config: Config) -> Embedder:
     """Build the embedder of waveforms, with weights drawn from the configuration's seed."""
     torch.manual_seed(config.seed)
-    fbank = Fbank(**config.frontend)
-    backbone = build_backbone(config)
+    frontend, backbone = build_network(config)
+    if isinstance(frontend, PretrainedFrontEnd) and frontend.weights == "base":
+        frontend.load_base()
     vad = None
     if config.vad is not None:
         sample_rate = config.frontend["sample_rate"]
         vad = EnergyVad(sample_rate=sample_rate, **config.vad)
     return Embedder(
-        fbank=fbank,
+        frontend=frontend,
         backbone=backbone,
         max_seconds=config.model.max_seconds,
         vad=vad,
         projection=build_projection(config, backbone),
     )
+
+
+def build_network(config: Config) -> tuple[Any, Any]:
+    """Build the front end and the backbone, with random weights, and freeze what never learns.
+
+    Raises ValueError for arguments that they reject, and if nothing has a name to be frozen.
+    """
+    frontend = build_frontend(config)
+    backbone = build_backbone(config, frontend)
+    network = nn.ModuleDict({"frontend": frontend, "backbone": backbone})
+    for name in config.training.freeze:
+        _freeze(network, name)
+    return frontend, backbone
+
+
+def build_frontend(config: Config) -> Any:
+    """Build the front end; the weights of a pretrained model are random until they are loaded."""
+    args = dict(config.frontend)
+    name = args.pop("name", DEFAULT)
+    if name != DEFAULT:
+        args["joins_layers"] = takes_layers(config.model.name)
+        if args.get("lora") is not None:
+            args["lora"] = Lora(**args["lora"])
+    return FRONTENDS[name](**args)
+
+
+def _freeze(network: nn.Module, name: str) -> None:
+    """Freeze the parameters of a part, such as "frontend", or "frontend.encoder.layers.0"."""
+    frozen: list[nn.Parameter] = []
+    for parameter_name, parameter in network.named_parameters():
+        if parameter_name == name or parameter_name.startswith(f"{name}."):
+            frozen.append(parameter)
+    if not frozen:
+        raise ValueError(
+            f"training.freeze: no parameter belongs to {name}; use frontend, backbone, or"
+            " a part of one, such as frontend.encoder"
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
 
 
 def build_projection(config: Config, backbone: nn.Module) -> TeacherSpace | None:
@@ -131,13 +174,15 @@ def build_projection(config: Config, backbone: nn.Module) -> TeacherSpace | None
     return TeacherSpace(embed_dim=embed_dim, target_dim=target_dim)
 
 
-def build_backbone(config: Config) -> nn.Module:
-    """Build the backbone; raise ValueError for arguments that it rejects."""
+def build_backbone(config: Config, frontend: Any) -> nn.Module:
+    """Build the backbone for a front end; raise ValueError for arguments that it rejects."""
     name = config.model.name
-    feat_dim = config.frontend["num_mel_bins"]
+    given = {"feat_dim": frontend.feat_dim}
+    if takes_layers(name):
+        given["num_layers"] = frontend.num_layers
     try:
         make = MODELS[name]
-        return make(feat_dim=feat_dim, **config.model.args)
+        return make(**given, **config.model.args)
     except ValueError:
         # The model itself rejects its arguments, with an explanation.
         raise
@@ -344,14 +389,16 @@ def build_augment(
     The arguments of a constructor are keys of the section `augment` or of a subsection of it
     (`spec`), or are added here. The augmentations of `augment.more` follow, named `more_<key>`.
     """
-    fbank = Fbank(**config.frontend)
+    # A pretrained model takes no memory here.
+    with shapes_only():
+        frontend = build_frontend(config)
     num_samples = crop_samples(config)
     # A constructor gets each of these that is among its parameters.
     supplied = {
         "num_samples": num_samples,
-        "num_frames": fbank.num_frames(num_samples),
-        "num_mel_bins": fbank.num_mel_bins,
-        "sample_rate": fbank.sample_rate,
+        "num_frames": frontend.num_frames(num_samples),
+        "num_mel_bins": frontend.feat_dim,
+        "sample_rate": frontend.sample_rate,
         "rooms": rooms,
         "noises": noises,
         "noise_kinds": noise_kinds,
@@ -387,13 +434,52 @@ def build_augment(
     return Augment(augmentations, num_samples=num_samples)
 
 
+def parameter_groups(config: Config, task: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters that learn, in groups of one `lr_scale`: a factor on the learning rate.
+
+    A pretrained model may learn slower than the rest, and its layers the slower the lower they are
+    (Clark et al., "ELECTRA", ICLR 2020, arXiv 2003.10555); what comes before them learns slowest.
+    """
+    learned: list[nn.Parameter] = []
+    groups: dict[float, list[nn.Parameter]] = {1.0: learned}
+    for name, parameter in task.named_parameters():
+        if parameter.requires_grad:
+            scale = _lr_scale(name, config, task)
+            groups.setdefault(scale, []).append(parameter)
+    return [
+        {"params": parameters, "lr_scale": scale}
+        for scale, parameters in groups.items()
+        if parameters
+    ]
+
+
+def _lr_scale(name: str, config: Config, task: nn.Module) -> float:
+    """Return the factor on the learning rate of a parameter, given its name in the task."""
+    encoder_name = "embedder.frontend.encoder."
+    if not config.is_pretrained or not name.startswith(encoder_name):
+        return 1.0
+    training = config.training
+    frontend = task.get_submodule("embedder.frontend")
+    assert isinstance(frontend, PretrainedFrontEnd)
+    num_layers = len(frontend.layers)
+    layers_name = f"{encoder_name}{frontend.family.layers}."
+    layers_above = num_layers
+    if name.startswith(layers_name):
+        index, _, _ = name.removeprefix(layers_name).partition(".")
+        layers_above = num_layers - 1 - int(index)
+    return training.pretrained_lr * training.layer_decay**layers_above
+
+
 def build_optimizer(
     config: Config,
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
     *,
     lr: float,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer; `lr` is the initial learning rate, which each step replaces."""
+    """Build the optimizer; `lr` is the initial learning rate, which each step replaces.
+
+    parameters: also in groups, as from `parameter_groups`.
+    """
     make = OPTIMIZERS[config.optimizer.name]
     return make(parameters, lr=lr, **config.optimizer.args)
 

@@ -29,10 +29,10 @@ from speakerlab.config.sections import (
 )
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults, nearest
+from speakerlab.frontend import DEFAULT, FRONTENDS
 from speakerlab.frontend.augment import AUGMENTATIONS
 from speakerlab.frontend.augment import SUPPLIED as AUGMENT_SUPPLIED
 from speakerlab.frontend.augment.specaugment import SpecAugment
-from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.distillation import DISTILLATION_LOSSES
@@ -45,6 +45,7 @@ Registry = Mapping[str, Constructor]  # name in the YAML -> constructor
 Names = tuple[str, ...]
 Place = tuple[str, ...]  # keys from the outermost section inwards
 Margin = Annotated[float, Field(ge=0, lt=1.5)]
+Factor = Annotated[float, Field(gt=0, le=1)]
 # Prefixes of the keys that do not change the result of training.
 NOT_LEARNED = (
     "runtime.",
@@ -57,11 +58,13 @@ NOT_LEARNED = (
     "training.average_checkpoints",
     "training.keep_better",
     "training.on_divergence",
+    "frontend.model",  # its sha256 is compared
+    "frontend.publish",
     "distil.teachers",  # `consistency.check_teachers` compares their weights
 )
 # Section -> (the values of its `name`, constructor arguments that the program supplies).
 NAMED: Mapping[str, tuple[Registry, Names]] = {
-    "model": (MODELS, ("feat_dim",)),
+    "model": (MODELS, ("feat_dim", "num_layers")),
     "head": (HEADS, ("embed_dim", "num_classes")),
     "objective": (OBJECTIVES, ("embed_dim", "shards")),
     "optimizer": (OPTIMIZERS, ("lr",)),
@@ -69,7 +72,6 @@ NAMED: Mapping[str, tuple[Registry, Names]] = {
 }
 # Place of a component without a name -> (constructor, arguments that the program supplies).
 FIXED: Mapping[Place, tuple[Constructor, Names]] = {
-    ("frontend",): (Fbank, ()),
     ("augment", "spec"): (SpecAugment, AUGMENT_SUPPLIED),
     ("vad",): (EnergyVad, ("sample_rate",)),
 }
@@ -138,6 +140,12 @@ class TrainingConfig(Section):
     # What to do with the rows of the --init model's head.
     init_head: Literal["match", "keep", "drop"] = "match"
     freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
+    # Parts of the embedder that never learn, such as [frontend], or [frontend.encoder.layers.0].
+    freeze: tuple[str, ...] = ()
+    # Of a pretrained model: factor on the learning rate of its highest layer, and of each lower
+    # layer relative to the layer above.
+    pretrained_lr: Factor = 1.0
+    layer_decay: Factor = 1.0
     # After --init, publish the initial weights unless training has lowered the validation EER;
     # false: always publish the trained weights.
     keep_better: bool = True
@@ -163,6 +171,9 @@ class RuntimeConfig(Section):
     tf32: Literal["auto", "off"] = "auto"
     # auto: ranks with fewer than 32 crops share BatchNorm's statistics.
     sync_bn: Literal["auto", "off"] = "auto"
+    # Compute the layers of a pretrained model again in the backward pass, which takes less memory
+    # and about a third more time. auto: where otherwise too few crops fit for a good BatchNorm.
+    checkpoint_layers: Literal["auto"] | bool = "auto"
     # Compile the backbone, which takes minutes at the start. reduce-overhead: with CUDA graphs.
     compile: bool | Literal["reduce-overhead"] = False
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
@@ -200,7 +211,9 @@ class Config(Section):
     objective: Component | None = None  # of the task ssl
     views: ViewsConfig = ViewsConfig()
     distil: DistilConfig = DistilConfig()
-    frontend: dict[str, Any] = {}  # args of Fbank
+    frontend: dict[
+        str, Any
+    ] = {}  # args of Fbank or, with `name: ssl`, of a pretrained model
     vad: dict[str, Any] | None = None  # args of EnergyVad; null: silence is kept
     augment: AugmentConfig = AugmentConfig()
     data: DataConfig = DataConfig()
@@ -233,6 +246,7 @@ class Config(Section):
             raise ValueError(
                 "augment.speed_classes: on is only for verification; use auto or off"
             )
+        self._check_frontend()
         self._check_voices()
         if self.task == "ssl":
             self._check_views()
@@ -246,6 +260,38 @@ class Config(Section):
         if self.task == "distil":
             return self.distil.label_weight > 0
         return self.task != "ssl"
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Return whether the front end is a pretrained model."""
+        return self.frontend.get("name", DEFAULT) != DEFAULT
+
+    def _check_frontend(self) -> None:
+        """Raise ValueError unless model and training fit the front end."""
+        if not self.is_pretrained:
+            training = self.training
+            if (training.pretrained_lr, training.layer_decay) != (1.0, 1.0):
+                raise ValueError(
+                    "training.pretrained_lr and training.layer_decay: are for a"
+                    " pretrained model; set them to 1, or frontend.name=ssl"
+                )
+            if takes_layers(self.model.name):
+                raise ValueError(
+                    f"model.name: {self.model.name} takes the layers of a pretrained"
+                    " model; set frontend.name=ssl and frontend.model"
+                )
+            return
+        if self.data.features != "wave":
+            raise ValueError(
+                "data.features: a pretrained model hears waves, not stored features; set"
+                " data.features=wave"
+            )
+        spec = self.augment.spec
+        if spec.get("num_freq_masks") or spec.get("num_time_masks"):
+            raise ValueError(
+                "augment.spec: its masks are for mel features; set"
+                " augment.spec.num_freq_masks=0 augment.spec.num_time_masks=0"
+            )
 
     def _check_distil(self) -> None:
         """Raise ValueError unless the settings fit training with a teacher."""
@@ -374,6 +420,13 @@ class Config(Section):
         write_text(path, to_yaml(self.to_dict()))
 
 
+def takes_layers(model: str) -> bool:
+    """Return whether a backbone takes all layers of a pretrained model, not their sum."""
+    return (
+        model in MODELS and "num_layers" in inspect.signature(MODELS[model]).parameters
+    )
+
+
 def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
     """Merge YAML files and `key.path=value` overrides; ValueError lists every error."""
     merged, origin = merge_layers(layers, overrides)
@@ -398,11 +451,16 @@ def parse_config(
         if args is None:  # not a section: reported below
             continue
         schema = args_schema(constructor, given=given)
+        if place == ("frontend",):
+            # The name of a front end stands among its arguments.
+            args_alone = {key: args[key] for key in args if key != "name"}
+        else:
+            args_alone = args
         try:
-            checked = schema.model_validate_json(json.dumps(args))
+            checked = schema.model_validate_json(json.dumps(args_alone))
             args.update(checked.model_dump(mode="json"))
         except ValidationError as error:
-            note_error(error, schema, args, place, faults, where)
+            note_error(error, schema, args_alone, place, faults, where)
 
     # Then everything else; all errors are reported together.
     config: Config | None = None
@@ -444,6 +502,24 @@ def differences(old: Config, new: Config) -> list[str]:
     return lines
 
 
+def _frontend(
+    values: dict[str, Any],
+    faults: Faults,
+    origin: Mapping[str, str],
+) -> Iterable[tuple[Place, Constructor, Names]]:
+    """Yield the front end, whose name stands among its arguments."""
+    section = values.setdefault("frontend", {})
+    if not isinstance(section, dict):
+        return
+    name = section.get("name", DEFAULT)
+    if name in FRONTENDS:
+        yield ("frontend",), FRONTENDS[name], ("joins_layers",)
+        return
+    where = where_from(origin, ("frontend", "name"))
+    hint = nearest(str(name), FRONTENDS)
+    faults.add("unknown components", f"{where}: unknown frontend '{name}'{hint}")
+
+
 def _components(
     values: dict[str, Any],
     faults: Faults,
@@ -482,6 +558,7 @@ def _components(
             raise ValueError(f"{where}: {error}") from None
         yield (*place, "args"), constructor, given
 
+    yield from _frontend(values, faults, origin)
     for place, (constructor, given) in FIXED.items():
         section = place[0]
         is_optional = Config.model_fields[section].default is None

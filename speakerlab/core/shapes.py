@@ -1,7 +1,8 @@
-"""Modules on the meta device, whose tensors have shapes but no memory."""
+"""Modules on the meta device, whose tensors have shapes but no memory, and their constants."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,4 +29,19 @@ class _NoDraws(TorchFunctionMode):
 def shapes_only() -> Iterator[None]:
     """Build modules on the meta device, without random draws."""
     with torch.device("meta"), _NoDraws():
+        yield
+
+
+@contextmanager
+def real_constants() -> Iterator[None]:
+    """Compute real tensors, also where a module is built without memory or on fake tensors.
+
+    For small constants whose values decide something, such as which bins of a filter are empty.
+    """
+    # Importing the module of fake tensors takes long; without it, there are none.
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")
+    without_fakes: Any = nullcontext()
+    if fake_tensors is not None:
+        without_fakes = fake_tensors.unset_fake_temporarily()
+    with without_fakes, torch.device("cpu"):
         yield

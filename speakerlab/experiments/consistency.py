@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
 from speakerlab.config.layers import merge_layers
@@ -19,6 +19,7 @@ from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.teachers import check_frames, digests_of, dims_of
+from speakerlab.frontend.pretrained_files import describe
 from speakerlab.training.checkpoint import list_checkpoints, read_step, was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -29,14 +30,21 @@ def load_same_config(
     exp_dir: Path,
     layers: Sequence[Path],
     overrides: Sequence[str],
+    *,
+    init: Path | None = None,
 ) -> Config:
-    """Load the configuration; raise ValueError if it differs from the experiment's."""
+    """Load the configuration; raise ValueError if it differs from the experiment's.
+
+    init: the model to start from.
+    """
     config = load_config(layers, overrides)
     check_teachers(config, exp_dir)
     teachers = config.distil.teachers
     if config.task == "distil" and teachers and config.distil.keeps_projection:
         num_dims = dims_of(teachers)
         config = load_config(layers, [*overrides, f"distil.target_dim={num_dims}"])
+    if config.is_pretrained:
+        config = with_description(config, exp_dir, init)
     recorded = exp_dir / "config.yaml"
     if not recorded.exists() or not was_begun(exp_dir):
         return config
@@ -62,6 +70,34 @@ def load_same_config(
             " length of this run"
         )
     return config
+
+
+def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config:
+    """Return the configuration with the description of its pretrained model.
+
+    A model that is published from this training can then be loaded without the folder of the
+    pretrained model. A training with --init takes all weights from there, and saves all.
+    """
+    written: dict[str, Any] = {}
+    if was_begun(exp_dir):
+        written = load_config([exp_dir / "config.yaml"]).frontend
+    elif init is not None:
+        initial = load_config([find_model(init) / "config.yaml"])
+        if initial.is_pretrained:
+            written = {**initial.frontend, "weights": "whole"}
+    if not written:
+        description = describe(config.frontend["model"])
+        written = {**description._asdict(), "weights": "base"}
+        pinned = config.frontend["sha256"]
+        if pinned not in (None, description.sha256):
+            raise ValueError(
+                f"frontend.sha256: {config.frontend['model']} has"
+                f" {description.sha256[:12]}, not {pinned[:12]}; give the folder of the"
+                " right model, or leave it out"
+            )
+    keys = ("architecture", "preprocessing", "sha256", "weights")
+    frontend = {**config.frontend, **{key: written[key] for key in keys}}
+    return config.model_copy(update={"frontend": frontend})
 
 
 def lock_experiment(exp_dir: Path) -> TextIO:

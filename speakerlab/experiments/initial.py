@@ -15,16 +15,29 @@ from speakerlab.checkpoints.model_files import find_model, read_classes
 from speakerlab.checkpoints.published import (
     INITIAL,
     load_initial,
+    load_published,
     read_tensors,
     read_tensors_of,
 )
 from speakerlab.config.schema import Config, load_config
 from speakerlab.embedder import Embedder
 from speakerlab.experiments.validation import PairValidation
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 
 log = logging.getLogger(__name__)
+# Keys of the front end that may differ from those of the model of --init. Dither is random noise
+# during training. The others say how a pretrained model is trained and stored, not what it hears.
+NOT_FEATURES = (
+    "dither",
+    "model",
+    "dropout",
+    "lora",
+    "publish",
+    "weights",
+    "sha256",
+)
 
 
 def init_from(
@@ -41,27 +54,11 @@ def init_from(
     ValueError if a tensor does not fit, or the model was trained on other features.
     """
     folder = find_model(path)
-    init_frontend = load_config([folder / "config.yaml"]).frontend
-    changed: list[str] = []
-    for key, value in config.frontend.items():
-        # Dither is random noise during training; it does not change the kind of features.
-        if key != "dither" and init_frontend[key] != value:
-            changed.append(f"{key}: {init_frontend[key]} -> {value}")
-    if changed:
-        raise ValueError(
-            f"{folder}: was trained on other features: {'; '.join(changed)}; "
-            "use its frontend section"
-        )
-    # A student may begin with the backbone of a model without a projection.
-    weights = folder / "embedder.safetensors"
-    has_projection = any(
-        name.startswith("projection.") for name in read_tensors(weights)
-    )
-    module: nn.Module = embedder
-    if embedder.projection is not None and not has_projection:
-        module = nn.ModuleDict({"backbone": embedder.backbone})
-    loaded = read_tensors_of(module, weights)
-    module.load_state_dict(loaded)
+    _refuse_other_features(folder, config)
+    if isinstance(embedder.frontend, PretrainedFrontEnd):
+        num_loaded_tensors = _load_whole(folder, embedder)
+    else:
+        num_loaded_tensors = _load_tensors(folder, embedder)
 
     # Imported models, and models trained without labels, may have no head.
     init_classes: list[str] = []
@@ -75,12 +72,61 @@ def init_from(
         "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by"
         " name, %d new, %d rows of the initial model dropped",
         folder,
-        len(loaded),
+        num_loaded_tensors,
         num_loaded,
         len(classes),
         len(classes) - num_loaded,
         len(init_classes) - num_loaded,
     )
+
+
+def _refuse_other_features(folder: Path, config: Config) -> None:
+    """Raise ValueError if the model of a folder was trained on other features."""
+    init_frontend = load_config([folder / "config.yaml"]).frontend
+    changed: list[str] = []
+    for key, value in {"name": None, **config.frontend}.items():
+        init_value = init_frontend.get(key)
+        if key not in NOT_FEATURES and init_value != config.frontend.get(key):
+            changed.append(f"{key}: {init_value} -> {value}")
+    if changed:
+        raise ValueError(
+            f"{folder}: was trained on other features: {'; '.join(changed)}; "
+            "use its frontend section"
+        )
+
+
+def _load_tensors(folder: Path, embedder: Embedder) -> int:
+    """Load the tensors of a published model; return their number."""
+    # A student may begin with the backbone of a model without a projection.
+    weights = folder / "embedder.safetensors"
+    has_projection = any(
+        name.startswith("projection.") for name in read_tensors(weights)
+    )
+    module: nn.Module = embedder
+    if embedder.projection is not None and not has_projection:
+        module = nn.ModuleDict({"backbone": embedder.backbone})
+    loaded = read_tensors_of(module, weights)
+    module.load_state_dict(loaded)
+    return len(loaded)
+
+
+def _load_whole(folder: Path, embedder: Embedder) -> int:
+    """Load a published model with a pretrained front end, adapters merged; return its tensors.
+
+    New adapters keep their first values, which change nothing.
+    """
+    initial = load_published(folder).embedder
+    assert isinstance(initial.frontend, PretrainedFrontEnd)
+    initial.frontend.merge()
+    state = initial.state_dict()
+    missing, unexpected = embedder.load_state_dict(state, strict=False)
+    odd = [*unexpected, *(name for name in missing if ".lora_" not in name)]
+    if odd:
+        raise ValueError(
+            f"{folder}: is not of the configured model: {len(odd)} tensors are missing or"
+            f" unexpected ({', '.join(odd[:3])}); use its model section"
+        )
+    return len(state)
 
 
 def keep_the_better(

@@ -20,8 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.experiments.teachers import channels_of, sizes_of
-from speakerlab.frontend.fbank import Fbank
-from speakerlab.models import MODELS
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.models.cpu import plain_code
 from speakerlab.models.frames import FRAME_STEP, num_channels
 from speakerlab.training import batch_size
@@ -84,10 +83,12 @@ NO_BANKS = BankBytes()
 
 
 class DevicePlan(NamedTuple):
-    """Division of the global batch, and the place of the noise."""
+    """Division of the global batch, and what is kept on the device."""
 
     batch: BatchPlan
     noise_on_device: bool  # else the data workers read it
+    # Layers of a pretrained model are computed again in the backward pass, instead of being kept.
+    recomputes_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Footprint:
     head_crop: float
     saved_once: float  # for any number of crops, without the parameters
     weights: int
+    trained: int  # of the weights, those that learn
     momentum: int  # all state of the optimizer
 
     @property
@@ -108,7 +110,7 @@ class Footprint:
 
     def state(self, world_size: int) -> float:
         """Return bytes that do not depend on the number of crops; DDP holds gradients twice."""
-        gradients = self.weights * (1 if world_size == 1 else 2)
+        gradients = self.trained * (1 if world_size == 1 else 2)
         return self.weights + gradients + self.momentum + self.saved_once
 
 
@@ -332,21 +334,20 @@ def footprint(
     # A CPU does not compute in fp16; bf16 values have the same size.
     cpu_precision = "fp32" if precision == "fp32" else "bf16"
     used = resolve_precision(cpu_precision, "cpu")
-    fbank = Fbank(**config.frontend)
     without_data = nullcontext() if with_data else FakeTensorMode()
     kernels = nullcontext() if with_data else plain_code()
     # A prediction must not change the random numbers of the training that follows.
     with torch.random.fork_rng(devices=[]), without_data, kernels:
-        backbone: Any = MODELS[config.model.name](
-            feat_dim=fbank.num_mel_bins,
-            **config.model.args,
-        )
+        frontend, backbone = build.build_network(config)
+        if isinstance(frontend, PretrainedFrontEnd):
+            frontend.recomputes_layers = config.runtime.checkpoint_layers is True
         loss = _build_loss(config, backbone, num_classes, split_over)
-        parameters = [*backbone.parameters(), *loss.parameters]
+        parameters = [*frontend.parameters(), *backbone.parameters(), *loss.parameters]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
 
         def embed(num_utterances: int) -> list[Tensor]:
             with used.autocast():
-                return _embed_zeros(backbone, fbank, loss.crops, num_utterances)
+                return _embed_zeros(frontend, backbone, loss.crops, num_utterances)
 
         # Parameters saved by autograd are already counted as weights.
         backbone_crop, backbone_once = batch_size.saved_bytes(
@@ -361,7 +362,8 @@ def footprint(
             head_crop=head_crop,
             saved_once=backbone_once + head_once + copied_bytes,
             weights=sum(parameter.nbytes for parameter in parameters),
-            momentum=_momentum_bytes(config, parameters),
+            trained=sum(parameter.nbytes for parameter in trained),
+            momentum=_momentum_bytes(config, trained),
         )
 
 
@@ -387,8 +389,8 @@ def rank_footprint(
 
 
 def _embed_zeros(
+    frontend: Any,
     backbone: Any,
-    fbank: Fbank,
     all_crops: Sequence[Crops],
     num_utterances: int,
 ) -> list[Tensor]:
@@ -397,11 +399,13 @@ def _embed_zeros(
     for crops in all_crops:
         if not crops.num_crops:
             continue
-        feats_BTF = torch.zeros(
-            num_utterances * crops.num_crops,
-            fbank.num_frames(crops.num_samples),
-            fbank.num_mel_bins,
-        )
+        num_crops = num_utterances * crops.num_crops
+        if isinstance(frontend, PretrainedFrontEnd):
+            shape = frontend.inputs.shape(crops.num_samples)
+            feats_BTF = frontend.encode(torch.zeros(num_crops, *shape))
+        else:
+            num_frames = frontend.num_frames(crops.num_samples)
+            feats_BTF = torch.zeros(num_crops, num_frames, frontend.feat_dim)
         embeddings.append(backbone(feats_BTF))
     return embeddings
 
@@ -419,22 +423,18 @@ def why_not_single(config: Config) -> str:
             num_channels = inputs[0].shape[1]
             counts.append(inputs[0].numel() // num_channels)
 
-    fbank = Fbank(**config.frontend)
     # For all modules, because an objective may keep its teacher outside of its own modules.
     handle = register_module_forward_pre_hook(note_count)
     try:
         with torch.random.fork_rng(devices=[]), FakeTensorMode(), plain_code():
-            backbone: Any = MODELS[config.model.name](
-                feat_dim=fbank.num_mel_bins,
-                **config.model.args,
-            )
+            frontend, backbone = build.build_network(config)
             loss = _build_loss(config, backbone, num_classes=2, split_over=1)
             all_crops = list(loss.crops)
             # The moving average of the student embeds the long views alone.
             if config.task == "ssl" and loss.copies:
                 views = build.build_views(config)
                 all_crops.append(Crops(views.num_long, views.crop_samples))
-            _embed_zeros(backbone, fbank, all_crops, num_utterances)
+            _embed_zeros(frontend, backbone, all_crops, num_utterances)
             loss.compute_loss(num_utterances)
     finally:
         handle.remove()
@@ -660,15 +660,19 @@ def plan_device(
     # The free memory of a host is too uncertain to refuse a configured size: the largest size fits.
     if not on_gpu and configured_micro_batch(config) is not None:
         batch = _divide_configured_batch(config, ranks.world_size, max, below)
-        return DevicePlan(batch, noise_on_device)
+        recomputes_layers = config.runtime.checkpoint_layers is True
+        return DevicePlan(batch, noise_on_device, recomputes_layers)
 
-    memory = _measure_memory(
-        config,
-        ranks,
-        num_classes=num_classes,
-        precision=precision,
-        bank_bytes=bank_bytes,
-    )
+    def measure(config: Config) -> Memory:
+        return _measure_memory(
+            config,
+            ranks,
+            num_classes=num_classes,
+            precision=precision,
+            bank_bytes=bank_bytes,
+        )
+
+    memory = fitting_memory(config, ranks.world_size, measure)
     # The rank with the least memory decides for all ranks, here and below.
     most = min(ranks.gather_objects(memory.fit))
     batch = _divide_configured_batch(
@@ -689,7 +693,27 @@ def plan_device(
         if not noise_on_device:
             limit = banks.rooms + left
             _report_noise(banks, limit, "that the training leaves on the GPU")
-    return DevicePlan(batch, noise_on_device)
+    recomputes_layers = memory.config.runtime.checkpoint_layers is True
+    return DevicePlan(batch, noise_on_device, recomputes_layers)
+
+
+def fitting_memory(
+    config: Config,
+    world_size: int,
+    measure: Callable[[Config], Memory],
+) -> Memory:
+    """Return the memory of a training that keeps the layers of a pretrained model, or not.
+
+    With `runtime.checkpoint_layers: auto` they are kept if that leaves room for a rank's share of
+    the batch, or for enough crops for a good BatchNorm. All ranks measure the same memory.
+    """
+    memory = measure(config)
+    is_open = config.is_pretrained and config.runtime.checkpoint_layers == "auto"
+    share = config.training.global_batch // world_size
+    if not is_open or memory.fit >= min(share, ENOUGH_CROPS):
+        return memory
+    runtime = config.runtime.model_copy(update={"checkpoint_layers": True})
+    return measure(config.model_copy(update={"runtime": runtime}))
 
 
 def _fits_limit(config: Config, ranks: Ranks, banks: BankBytes) -> bool:

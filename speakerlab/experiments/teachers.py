@@ -28,10 +28,11 @@ from speakerlab.checkpoints.model_files import (
     space_of,
 )
 from speakerlab.checkpoints.published import load_published
-from speakerlab.config.build import build_backbone, crop_samples
+from speakerlab.config.build import build_network, crop_samples
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.directions import common_directions
+from speakerlab.core.shapes import shapes_only
 from speakerlab.data.decoders import FULL_SCALE
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.target_frames import TargetFrames
@@ -313,7 +314,7 @@ def check_frames(config: Config) -> None:
     """Raise ValueError unless student and teacher have frames, in the same places."""
     if not config.distil.frame_weight:
         return
-    num_channels(build_backbone(config))
+    _channels(config)
     for teacher in config.distil.teachers:
         channels_of(teacher)
         removes_silence = _config_of(teacher).vad is not None
@@ -328,7 +329,13 @@ def check_frames(config: Config) -> None:
 
 def channels_of(teacher: str) -> int:
     """Return the channels of a teacher's frames, from its configuration; ValueError without any."""
-    return num_channels(build_backbone(_config_of(teacher)))
+    return _channels(_config_of(teacher))
+
+
+def _channels(config: Config) -> int:
+    with shapes_only():
+        _, backbone = build_network(config)
+    return num_channels(backbone)
 
 
 def _config_of(teacher: str) -> Config:

@@ -32,6 +32,7 @@ from speakerlab.experiments.validation import (
     PairValidation,
     TeacherValidation,
 )
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
@@ -141,7 +142,7 @@ def build_training(
     consistency.check_training_data(config, corpus, exp_dir)
 
     # How it fits into this machine: the micro-batch, and the place of the noise.
-    plan, noise_on_device = plan_device(
+    device_plan = plan_device(
         config,
         ranks,
         num_classes=len(classes),
@@ -149,7 +150,8 @@ def build_training(
         banks=bank_sizes(config, corpus),
         below=below,
     )
-    corpus = replace(corpus, noise_on_device=noise_on_device)
+    plan = device_plan.batch
+    corpus = replace(corpus, noise_on_device=device_plan.noise_on_device)
 
     task = build_task(
         config,
@@ -185,6 +187,8 @@ def build_training(
 
     # The parts of the task for this machine: BatchNorm over ranks, and kernels.
 
+    if isinstance(embedder.frontend, PretrainedFrontEnd):
+        embedder.frontend.recomputes_layers = device_plan.recomputes_layers
     # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
     if plan.joined_ranks > 1:
         join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
@@ -366,10 +370,10 @@ def build_state(
 ) -> RunState:
     """Build what a checkpoint holds; metric: name of the validation metric."""
     training = config.training
-    learned = [parameter for parameter in task.parameters() if parameter.requires_grad]
+    groups = build.parameter_groups(config, task)
     updater = Updater(
         task,
-        build.build_optimizer(config, learned, lr=schedule.lr_at(0)),
+        build.build_optimizer(config, groups, lr=schedule.lr_at(0)),
         device=ranks.device,
         clip_norm=training.clip_norm,
         scale_loss=task.precision.scales_loss,

@@ -12,6 +12,7 @@ variance 1, pre-emphasises it as a whole, pads it by half a shift on both sides,
 frame, and takes the last bin but one for the Nyquist frequency.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.core.full_precision import autocast_off
+from speakerlab.core.shapes import real_constants
 
 Kind = Literal["kaldi", "tfmel"]
 Window = Literal["povey", "hamming"]
@@ -136,6 +138,8 @@ def dft_matrix(*, length: int, num_fft: int) -> Tensor:
 class Fbank(nn.Module):
     """Log mel filter bank of Kaldi, or of `tfmel`; the same in training, extraction and export."""
 
+    max_seconds = math.inf  # input of any length has features
+
     def __init__(
         self,
         *,
@@ -194,55 +198,64 @@ class Fbank(nn.Module):
         self.num_fft = 1 << num_bits
         self.sample_rate = sample_rate
         self.num_mel_bins = num_mel_bins
+        self.feat_dim = num_mel_bins
         self.scale = scale
         self.dither = dither
         self.preemphasis = preemphasis
         self.mean_norm = mean_norm
 
-        window_L = frame_window(window, length=self.frame_length)
-        if high_freq <= 0:
-            high_freq = sample_rate / 2 + high_freq
-        # tfmel takes the last bin but one for the Nyquist frequency.
-        nyquist_bin = self.num_fft // 2
-        if not self.is_kaldi:
-            nyquist_bin -= 1
-        mel_KF = mel_matrix(
-            num_mel_bins,
-            num_fft=self.num_fft,
-            sample_rate=sample_rate,
-            low_freq=low_freq,
-            high_freq=high_freq,
-            nyquist_bin=nyquist_bin,
-        )
-        self.bands = mel_bands(mel_KF)
+        with real_constants():
+            window_L = frame_window(window, length=self.frame_length)
+            if high_freq <= 0:
+                high_freq = sample_rate / 2 + high_freq
+            # tfmel takes the last bin but one for the Nyquist frequency.
+            nyquist_bin = self.num_fft // 2
+            if not self.is_kaldi:
+                nyquist_bin -= 1
+            mel_KF = mel_matrix(
+                num_mel_bins,
+                num_fft=self.num_fft,
+                sample_rate=sample_rate,
+                low_freq=low_freq,
+                high_freq=high_freq,
+                nyquist_bin=nyquist_bin,
+            )
+            self.bands = mel_bands(mel_KF)
 
-        # Window and pre-emphasis in one: here_L scales a sample, before_L the sample before it. The
-        # first sample of a frame has no predecessor; Kaldi takes the sample itself. tfmel
-        # pre-emphasises the wave instead, so its before_L is 0.
-        before_L = -preemphasis * self.is_kaldi * window_L
-        first_1 = window_L[:1] + before_L[:1]
-        here_L = torch.cat([first_1, window_L[1:]])
-        dft_LC = dft_matrix(
-            length=self.frame_length,
-            num_fft=self.num_fft,
-        )
-        # The constants in float64; buffers have them in float32, and none enters the state dict.
-        self.in_full_precision = {
-            "window_L": window_L,
-            "mel_KF": mel_KF,
-            "here_L": here_L,
-            "before_L": before_L,
-            "dft_LC": dft_LC,
-            "mel_CF": mel_KF.repeat_interleave(2, 0),
-        }
-        for name, value in self.in_full_precision.items():
-            buffer = value.float()
-            self.register_buffer(name, buffer, persistent=False)
+            # Window and pre-emphasis in one: here_L scales a sample, before_L the sample before it.
+            # The first sample of a frame has no predecessor; Kaldi takes the sample itself. tfmel
+            # pre-emphasises the wave instead, so its before_L is 0.
+            before_L = -preemphasis * self.is_kaldi * window_L
+            first_1 = window_L[:1] + before_L[:1]
+            here_L = torch.cat([first_1, window_L[1:]])
+            dft_LC = dft_matrix(
+                length=self.frame_length,
+                num_fft=self.num_fft,
+            )
+            # The constants in float64; buffers have them in float32. None enters the state dict.
+            self.in_full_precision = {
+                "window_L": window_L,
+                "mel_KF": mel_KF,
+                "here_L": here_L,
+                "before_L": before_L,
+                "dft_LC": dft_LC,
+                "mel_CF": mel_KF.repeat_interleave(2, 0),
+            }
+            for name, value in self.in_full_precision.items():
+                buffer = value.float()
+                self.register_buffer(name, buffer, persistent=False)
 
     def num_frames(self, num_samples: int) -> int:
         """Return the number of complete frames in `num_samples`."""
         num_shifts = (num_samples - self.min_samples) // self.frame_shift
         return max(0, num_shifts + 1)
+
+    def samples_used(self, num_samples: int) -> int:
+        """Return how many of the samples the features depend on."""
+        if not (self.is_kaldi and self.snip_edges):
+            return num_samples
+        later_frames = self.num_frames(num_samples) - 1
+        return self.min_samples + later_frames * self.frame_shift
 
     def forward(self, wave_BS: Tensor) -> Tensor:
         """Return features (B, T, F) of waves (B, S): float64 for float64 waves, else float32."""

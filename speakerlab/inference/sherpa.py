@@ -21,6 +21,7 @@ from speakerlab.core.atomic import replacing
 from speakerlab.core.counting import count_of
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import read_wave
+from speakerlab.frontend.fbank import Fbank
 from speakerlab.inference import export
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.torch_model import TorchModel
@@ -57,9 +58,15 @@ def export_sherpa(
 
     runtime = TorchModel(source, device="cpu")
     embedder = runtime.embedder
-    if embedder.fbank.num_mel_bins != NUM_BINS:
+    frontend = embedder.frontend
+    if not isinstance(frontend, Fbank):
         raise ValueError(
-            f"{source}: takes {embedder.fbank.num_mel_bins} mel bins, sherpa-onnx has"
+            f"{source}: has a pretrained model as its front end, sherpa-onnx only mel"
+            " features; use --format onnx"
+        )
+    if frontend.num_mel_bins != NUM_BINS:
+        raise ValueError(
+            f"{source}: takes {frontend.num_mel_bins} mel bins, sherpa-onnx has"
             f" {NUM_BINS}; train with conf/features/sherpa.yaml"
         )
     names = [str(path) for path in test]
@@ -99,7 +106,8 @@ def texts_of(runtime: TorchModel) -> dict[str, str]:
     languages = dict.fromkeys(card.get("train_languages", []))  # each once
     language = ", ".join(languages)
     # 1: sherpa-onnx computes the features from amplitudes, not from 16-bit samples.
-    takes_amplitudes = runtime.embedder.fbank.scale < FULL_SCALE
+    assert isinstance(runtime.embedder.frontend, Fbank)
+    takes_amplitudes = runtime.embedder.frontend.scale < FULL_SCALE
     return {
         "framework": "3d-speaker",  # or wespeaker, which is treated equally
         "output_dim": str(runtime.embed_dim),

@@ -4,7 +4,9 @@ To add one: a file here, a line below, a YAML in conf/, and a line for the tests
 
 Every model takes keyword arguments only, among them `feat_dim` and `embed_dim`, and has the
 attributes `feat_dim`, `embed_dim` and `min_frames`: the fewest frames that leave two to pool, or
-one for a model that pools only means. (The deviation of one frame is 0 for every speaker.)
+one for a model that pools only means. (The deviation of one frame is 0 for every speaker.) A model
+with the argument `num_layers` takes the layers of a pretrained model (`frontend.name: ssl`) side by
+side, so its `feat_dim` is that of all layers together.
 Names and shapes of the parameters match the published checkpoints.
 Letters: B batch, T frames, F mel bins, D embedding.
 """
@@ -31,5 +33,9 @@ MODELS: Mapping[str, type[nn.Module]] = Registry(
         "gemini_dfresnet": "gemini_dfresnet:GeminiDFResNet",
         "redimnet": "redimnet:ReDimNet",
         "redimnet2": "redimnet2:ReDimNet2",
+        # Over the layers of a pretrained model.
+        "adapter_mfa": "adapter_mfa:AdapterMFA",
+        "mhfa": "mhfa:MHFA",
+        "pmfa": "pmfa:PMFA",
     },
 )

@@ -1,4 +1,4 @@
-"""Optimizers: functions from parameters to a `torch.optim.Optimizer`.
+"""Optimizers: functions from parameters, or groups of them, to a `torch.optim.Optimizer`.
 
 Their keyword-only arguments are the schema of the configuration; `training.lr` supplies `lr`. To
 add one, write a function and add its line at the end of the file; `tests/training/test_update.py`
@@ -6,15 +6,19 @@ then tests it. A fused optimizer skips a bad step by itself, so that no step wai
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from speakerlab.core.registry import Registry
 
+# A group is a dict with "params"; its "lr_scale" is a factor on the learning rate of each step.
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+
 
 def sgd(
-    parameters: Iterable[nn.Parameter],
+    parameters: Parameters,
     *,
     lr: float,
     momentum: float = 0.9,
@@ -32,14 +36,15 @@ def sgd(
     )
     # torch would fill the momentum at the first step, even if that step is bad.
     if momentum:
-        for parameter in optimizer.param_groups[0]["params"]:
-            zeros = torch.zeros_like(parameter)
-            optimizer.state[parameter]["momentum_buffer"] = zeros
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                zeros = torch.zeros_like(parameter)
+                optimizer.state[parameter]["momentum_buffer"] = zeros
     return optimizer
 
 
 def adamw(
-    parameters: Iterable[nn.Parameter],
+    parameters: Parameters,
     *,
     lr: float,
     betas: tuple[float, float] = (0.9, 0.999),

@@ -123,7 +123,7 @@ class Updater:
         """Apply the gradients, or skip the step on every rank if they are not finite."""
         optimizer: Any = self.optimizer
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         with record_function("step/optimizer/clip"):
             norm = self._unscale_and_clip()
         with record_function("step/optimizer/verdict"):

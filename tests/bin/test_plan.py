@@ -187,7 +187,7 @@ def test_a_plan_is_what_training_decides(
     card = ["--gpu-mem", f"{card_gb}", "--gpus", f"{gpus}"]
     arguments = [*TINY, *card, "--set", *settings]
     if isinstance(expected[0], int):
-        plan, _ = plan_device(config, ranks, **options)
+        plan = plan_device(config, ranks, **options).batch
         micro_batch, accumulation, bn_batch = expected
         assert plan.micro_batch == micro_batch
         assert plan.accumulation == accumulation

@@ -14,7 +14,9 @@ def test_long_input_is_the_mean_of_equal_windows(make_embedder):
         # the first of the three has one sample more, which would make a frame more: it is left out
         starts = [0, 6640, 13279]
         windows = [embedder(wave_BS[:, start : start + 6639]) for start in starts]
-        assert embedder.fbank.num_frames(6640) == embedder.fbank.num_frames(6639) + 1
+        assert (
+            embedder.frontend.num_frames(6640) == embedder.frontend.num_frames(6639) + 1
+        )
         assert torch.equal(embedder(wave_BS), torch.stack(windows).mean(0))
         # at the limit nothing is cut
         whole = make_embedder()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretrained_models import write_pretrained
 
 from speakerlab.config import build
 from speakerlab.config.layers import (
@@ -21,7 +22,7 @@ from speakerlab.config.layers import (
     model_names,
     parse_yaml,
 )
-from speakerlab.config.schema import NAMED, load_config
+from speakerlab.config.schema import NAMED, load_config, takes_layers
 
 ROOT = Path(__file__).parents[2]
 # Files, and variants as paths of files that do not exist: `load_config` finds both.
@@ -46,6 +47,15 @@ LARGE_MARGIN = {
         product(PUBLISHED_RECIPES, ["eres2netv2"]), "large_margin_eres2netv2"
     ),
     ("voxceleb", "redimnet2_b6"): "large_margin_redimnet2",
+}
+
+
+# Model over a pretrained one -> a small one of the same kind, of tests/pretrained_models.py.
+PRETRAINED = {
+    "w2vbert2_mfa": "w2v_bert",
+    "wavlm_large_ecapa": "wavlm_large",
+    "wavlm_base_plus_mhfa": "wavlm",
+    "whisper_pmfa": "whisper",
 }
 
 
@@ -96,6 +106,33 @@ def test_distillation_loads_on_every_model_in_every_recipe():
         assert tuned.task == "verification"
 
 
+def test_every_stage_loads_on_every_model_over_a_pretrained_one():
+    for name, stage in product(PRETRAINED, layer_names(CONF / "pretrained")):
+        layers = [ROOT / f"conf/{name}.yaml", CONF / "pretrained" / f"{stage}.yaml"]
+        config = load_config(layers)
+        assert config.frontend["lora"] is None
+        assert config.training.freeze == ()
+        assert config.training.global_batch % 16 == 0
+
+
+def test_every_model_over_a_pretrained_one_is_in_the_table():
+    names = [path.stem for path in MODELS if load_config([path]).is_pretrained]
+    assert sorted(PRETRAINED) == sorted(names)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """pretrained("wavlm") -> the folder of a small pretrained model."""
+    root = tmp_path_factory.mktemp("pretrained")
+
+    @cache
+    def make(name):
+        layers = {"encoder_layers": 24} if name == "whisper" else {}
+        return write_pretrained(root / name, name, **layers)
+
+    return make
+
+
 def names_of(paths):
     return [path.stem for path in paths]
 
@@ -113,19 +150,25 @@ def test_files_are_found():
     ("section", "name"),
     [(s, name) for s, (registry, _) in NAMED.items() for name in registry],
 )
-def test_every_registered_component_is_built_by_its_name(section, name):
+def test_every_registered_component_is_built_by_its_name(section, name, pretrained):
     no_margin = [
         "training.margin.initial=0",
         "training.margin.final=0",
     ]  # not for every head
     component = f"{section}={{name: {name}, args: {{}}}}"
-    config = load_config([ROOT / "conf/campplus_tiny.yaml"], [component, *no_margin])
+    settings = [component, *no_margin]
+    layers = [ROOT / "conf/campplus_tiny.yaml"]
+    if section == "model" and takes_layers(name):
+        layers = []  # whose front end has mel features
+        settings.append(f"frontend={{name: ssl, model: {pretrained('w2v_bert')}}}")
+    config = load_config(layers, settings)
     if section == "objective":
         parts = build.build_objective(config, embed_dim=8).parameters()
         if name == "simclr":  # which has none of its own
             return
     elif section == "model":
-        parts = build.build_embedder(config).backbone.parameters()
+        _, backbone = build.build_network(config)
+        parts = backbone.parameters()
     else:
         parts = build.build_head(config, embed_dim=8, num_classes=3).parameters()
     assert build.build_optimizer(config, parts, lr=0.5).param_groups[0]["lr"] == 0.5
@@ -231,8 +274,13 @@ def test_every_layer_of_a_recipe_belongs_to_a_model_or_an_overlay():
 
 
 @pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
-def test_every_model_builds_with_its_head_and_optimizer(model):
-    config = load_config([model])
+def test_every_model_builds_with_its_head_and_optimizer(model, pretrained):
+    settings = []
+    if model.stem in PRETRAINED:
+        # A small model of the same kind, whose layers the configuration chooses from.
+        folder = pretrained(PRETRAINED[model.stem])
+        settings.append(f"frontend.model={folder}")
+    config = load_config([model], settings)
     embedder = build.build_embedder(config).eval()
     assert embedder.embed_dim == config.model.args["embed_dim"]
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=3)

@@ -12,6 +12,7 @@ from test_commands import RECIPE_OPTIONS, parser_of
 
 from speakerlab.__main__ import COMMANDS
 from speakerlab.config.schema import FIXED, NAMED, Config
+from speakerlab.frontend import FRONTENDS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -80,6 +81,9 @@ def test_commands_and_options_exist(path, options):
 def is_key(name: str) -> bool:
     """Return whether a configuration can have this key."""
     section, *rest = name.split(".")
+    if section == "frontend":
+        makers = FRONTENDS.values()
+        return any(rest[0] in inspect.signature(make).parameters for make in makers)
     if (section,) in FIXED:
         return rest[0] in inspect.signature(FIXED[(section,)][0]).parameters
     if rest[:1] == ["args"] and len(rest) > 1:

@@ -93,7 +93,7 @@ def build_all(config, *, positions: int):
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
     ranks = start_ranks(timeout_minutes=1)
-    plan, noise_on_device = plan_device(
+    plan, noise_on_device, _ = plan_device(
         config,
         ranks,
         num_classes=len(names),

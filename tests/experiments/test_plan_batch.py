@@ -44,7 +44,7 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(gpu, caplog):
     config = load_config([ROOT / "conf/eres2net.yaml"])
     ranks = one_rank("cuda")
     gpu(8.75)
-    batch, _ = plan_device(config, ranks, **FP32)
+    batch = plan_device(config, ranks, **FP32).batch
     assert batch.micro_batch == 16
     assert batch.accumulation == 16
     assert batch.bn_batch == 16
@@ -57,7 +57,7 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(gpu, caplog):
 
     # Half a GiB of rooms will be on the card too.
     banks = BankBytes(rooms=GIB // 2)
-    batch, _ = plan_device(config, ranks, **FP32, banks=banks)
+    batch = plan_device(config, ranks, **FP32, banks=banks).batch
     assert batch.reason == "auto: memory allows 25"
 
 
@@ -149,10 +149,10 @@ def test_the_limit_of_noise_and_rooms_on_a_host(
 def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     config = make_config("training.global_batch=64")
     ranks = one_rank("cpu")
-    batch, _ = plan_device(config, ranks, **FP32)
+    batch = plan_device(config, ranks, **FP32).batch
     assert batch.micro_batch == 64
 
-    batch, _ = plan_device(config, ranks, **FP32, below=64)
+    batch = plan_device(config, ranks, **FP32, below=64).batch
     assert batch.micro_batch == 32
     assert batch.accumulation == 2
     assert batch.reason == "64 ran out of memory"

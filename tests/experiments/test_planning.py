@@ -53,7 +53,7 @@ def count(model, precision):
 
 
 def made_of(mib_a_crop, *, weights=4 * 10**7, momentum=4 * 10**7):
-    return Footprint("fp32", mib_a_crop * MIB, 0, 0, weights, momentum)
+    return Footprint("fp32", mib_a_crop * MIB, 0, 0, weights, weights, momentum)
 
 
 def test_crops_in_memory_by_hand():

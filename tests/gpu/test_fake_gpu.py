@@ -103,7 +103,7 @@ def train(
             on_device.add(name)
     assert batch.draws.keys() == on_device
     if stored:
-        num_mel_bins = task.embedder.fbank.num_mel_bins
+        num_mel_bins = task.embedder.frontend.num_mel_bins
         feats_BTF = torch.zeros(CROPS, 98, num_mel_bins)
         spec_draws = {"spec": batch.draws["spec"]}
         batch = batch._replace(feats_BTF=feats_BTF, draws=spec_draws)

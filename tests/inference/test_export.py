@@ -152,7 +152,7 @@ class Backbone(nn.Module):
 def test_where_they_differ_nothing_is_written_and_the_lengths_are_named(tmp_path):
     torch.manual_seed(0)
     backbone = Backbone(Odd())
-    embedder = Embedder(fbank=Fbank(), backbone=backbone)
+    embedder = Embedder(frontend=Fbank(), backbone=backbone)
     out = tmp_path / "model.onnx"
     out.write_bytes(b"of before")
     with refuses(str(out), "400 (", "480000 ("):
@@ -167,7 +167,7 @@ def test_progress_is_shown_on_a_terminal(monkeypatch, tmp_path):
     monkeypatch.setattr(output, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", output)
     monkeypatch.setattr(export, "SECONDS_PER_TICK", 0.05)
-    embedder = Embedder(fbank=Fbank(), backbone=Backbone(nn.Identity()))
+    embedder = Embedder(frontend=Fbank(), backbone=Backbone(nn.Identity()))
     write_onnx(embedder, tmp_path / "model.onnx", facts=FACTS)
     text = output.getvalue()
     # The seconds are counted while the first step, the longest, lasts.
@@ -182,7 +182,7 @@ def test_what_cannot_be_traced_is_one_line(tmp_path):
             return x if x.sum() > 0 else -x
 
     backbone = Backbone(Branching())
-    embedder = Embedder(fbank=Fbank(), backbone=backbone)
+    embedder = Embedder(frontend=Fbank(), backbone=backbone)
     with refuses("model") as caught:
         write_onnx(embedder, tmp_path / "model.onnx", facts=FACTS)
     assert "\n" not in str(caught.value)

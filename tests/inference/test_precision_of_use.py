@@ -68,7 +68,7 @@ def test_the_front_end_stays_fp32(make_embedder):
     in_bf16.backbone.register_forward_pre_hook(note_features)
     with torch.inference_mode():
         in_bf16(wave_BS)
-        expected_BTF = embedder.fbank(wave_BS)
+        expected_BTF = embedder.frontend(wave_BS)
     assert torch.equal(seen[0], expected_BTF)
     assert embedder.precision is None
     assert in_fp32.precision is None

@@ -30,7 +30,7 @@ class Member:
     model: str  # a name in speakerlab.models.MODELS
     args: dict[str, object]
     toolkit: Literal[
-        "3dspeaker", "wespeaker"
+        "3dspeaker", "wespeaker", "mhfa"
     ]  # selects rules of checkpoints.architectures
     # "module:class or function" that builds the published network from these arguments.
     upstream: str
@@ -38,6 +38,8 @@ class Member:
     # The error allowed in fp32. Random weights amplify rounding in some networks: then this is what
     # the published code itself shows, inf where it overflows. The exact test is the one in float64.
     fp32: float = 1e-5
+    # How the published code takes the layers of a pretrained model, which ours takes side by side.
+    layers: Literal["", "tuple", "last axis", "normalised"] = ""
     # Of its family: `make test` tests the smallest, `make test-all` the others.
     smallest: bool = False
 
@@ -409,6 +411,37 @@ MEMBERS: dict[str, Member] = {
     **{f"gemini_dfresnet{depth}": gemini(depth) for depth in (60, 114, 183, 237)},
     **{f"redimnet_{size}": redimnet(size, fp32) for size, fp32 in REDIMNETS.items()},
     **{f"redimnet2_{size}": redimnet2(size, 3e-5) for size in REDIMNET2S},
+    "adapter_mfa_wespeaker": Member(
+        "adapter_mfa",
+        {"feat_dim": 5 * 64, "num_layers": 5, "adapter_dim": 32},
+        toolkit="wespeaker",
+        upstream=f"{WE}.w2vbert_adapter_mfa:W2VBert_Adapter_MFA",
+        upstream_args={
+            "feat_dim": 64,
+            "adapter_dim": 32,
+            "num_frontend_hidden_layers": 4,
+        },
+        layers="tuple",
+        smallest=True,
+    ),
+    "pmfa_wespeaker": Member(
+        "pmfa",
+        {"feat_dim": 3 * 64, "num_layers": 3},
+        toolkit="wespeaker",
+        upstream=f"{WE}.whisper_PMFA:whisper_PMFA",
+        upstream_args={"output_size": 3 * 64},
+        layers="normalised",
+        smallest=True,
+    ),
+    "mhfa_base": Member(
+        "mhfa",
+        {"feat_dim": 13 * 64, "num_layers": 13},
+        toolkit="mhfa",
+        upstream="models.Baseline.Spk_Encoder:MHFA",
+        upstream_args={"head_nb": 32, "inputs_dim": 64},
+        layers="last axis",
+        smallest=True,
+    ),
     "redimnet2_b3_group_norm": redimnet2("b3", 3e-5, group_norm=True),
     "redimnet2_b6_dual": redimnet2(
         "b6",
@@ -469,6 +502,14 @@ SMALL: dict[str, dict[str, object]] = {
         "size": "b0",
         "feat_dim": 80,
     },
+    "adapter_mfa": {"embed_dim": 12, "num_layers": 2, "adapter_dim": 8},
+    "mhfa": {
+        "embed_dim": 12,
+        "num_layers": 2,
+        "num_heads": 4,
+        "compression_dim": 8,
+    },
+    "pmfa": {"embed_dim": 12, "num_layers": 2},
 }
 
 # Model -> the submodule whose output, frames last, is what the model pools.
@@ -485,4 +526,7 @@ POOLED = {
     "gemini_dfresnet": "stages.3",
     "redimnet": "backbone",
     "redimnet2": "backbone",
+    "adapter_mfa": "pooling.attention",
+    "mhfa": "att_head",
+    "pmfa": "pooling.linear2",
 }

@@ -236,7 +236,8 @@ def test_the_shortest_input_leaves_the_frames_that_pooling_needs(name):
     pooled = []
 
     def note_frames(_module, _input, output):
-        pooled.append(output.shape[-1])
+        frames_axis = 1 if name == "mhfa" else -1
+        pooled.append(output.shape[frames_axis])
 
     last_layer = model.get_submodule(POOLED[name])
     last_layer.register_forward_hook(note_frames)

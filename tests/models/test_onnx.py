@@ -62,7 +62,7 @@ def check(name: str, args: dict[str, object], out: Path) -> None:
     """One wave and three, at the fewest samples and at numbers that were not traced."""
     torch.manual_seed(0)
     backbone = MODELS[name](**args)
-    embedder = Embedder(fbank=Fbank(), backbone=backbone)
+    embedder = Embedder(frontend=Fbank(), backbone=backbone)
     # Running statistics that are not the initial ones.
     training_BS = torch.from_numpy(speech_like(4, 24000))
     with torch.no_grad():

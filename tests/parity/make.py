@@ -1,6 +1,6 @@
 """Makes the figures of tests/parity from the code of their publishers.
 
-    python tests/parity/make.py --toolkit 3dspeaker|wespeaker|redimnet2 --peer CHECKOUT \
+    python tests/parity/make.py --toolkit 3dspeaker|wespeaker|redimnet2|mhfa --peer CHECKOUT \
         [--out DIR] [NAME ...]
 
 builds the named members of tests/models/members.py (all of the package without names) from the
@@ -32,6 +32,7 @@ PACKAGES = {
     "3dspeaker": "speakerlab",
     "wespeaker": "wespeaker",
     "redimnet2": "redimnet2",
+    "mhfa": "models",  # github.com/JunyiPeng00/SLT22_MultiHead-Factorized-Attentive-Pooling
 }
 SEED = 0
 
@@ -61,7 +62,23 @@ def build(member: Member) -> nn.Module:
     # A module that computes its features is given them here.
     if hasattr(network, "spec"):
         network.spec = Transposed()
+    if member.layers == "normalised":
+        # WeSpeaker has this part in its front end; here the network is given it.
+        network.norm = nn.LayerNorm(member.feat_dim)
     return network.eval()
+
+
+def as_published(network: Any, member: Member, feats_BTF: torch.Tensor) -> Any:
+    """The input of the published code, for features of several layers side by side."""
+    num_layers = member.args.get("num_layers", 1)
+    layers = feats_BTF.chunk(num_layers, 2)
+    if member.layers == "tuple":
+        return layers
+    if member.layers == "last axis":
+        return torch.stack(layers, -1).transpose(1, 2)
+    if member.layers == "normalised":
+        return network.norm(feats_BTF)
+    return feats_BTF
 
 
 @torch.no_grad()
@@ -81,11 +98,11 @@ def make_figures(member: Member) -> tuple[Figures, float]:
     rough = {}
     for frames in FRAMES:
         feats[frames] = features(frames, SEED, feat_dim=member.feat_dim)
-        rough[frames] = embed(network, feats[frames])
+        rough[frames] = embed(network, member, feats[frames])
     network.double()
     exact = {}
     for frames in FRAMES:
-        emb_BD = embed(network, feats[frames].double())
+        emb_BD = embed(network, member, feats[frames].double())
         exact[frames] = emb_BD.numpy()
 
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -99,9 +116,9 @@ def make_figures(member: Member) -> tuple[Figures, float]:
     return figures, fp32_error
 
 
-def embed(network: nn.Module, feats_BTF: torch.Tensor) -> torch.Tensor:
+def embed(network: nn.Module, member: Member, feats_BTF: torch.Tensor) -> torch.Tensor:
     """emb_BD: of several outputs the last."""
-    output = network(feats_BTF)
+    output = network(as_published(network, member, feats_BTF))
     has_several = isinstance(output, tuple | list)
     return output[-1] if has_several else output
 

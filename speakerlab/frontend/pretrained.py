@@ -1,0 +1,372 @@
+"""A front end that is a pretrained speech model: w2v-BERT 2.0, WavLM, HuBERT, wav2vec 2.0, Whisper.
+
+    waves -> EncoderInput -> encoder of transformers -> states of its layers -> features
+
+A backbone that takes all layers gets them side by side; any other gets their learned weighted sum.
+The weights of the pretrained model are the base: what stays as it is in the base is not saved with
+a training or an adapter, but loaded from the base again, whose sha256 is compared.
+
+Letters: B rows, S samples, T frames, H channels of a state, L layers, F features.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from speakerlab.core.shapes import real_constants
+from speakerlab.frontend.encoder_inputs import (
+    EncoderInput,
+    StackedFbank,
+    Waves,
+    WhisperMel,
+)
+from speakerlab.frontend.encoders import FAMILIES, Family, build_encoder
+from speakerlab.frontend.lora import Lora, add_lora, merge_lora
+from speakerlab.frontend.pretrained_files import (
+    PREPROCESSING,
+    describe,
+    find_folder,
+    read_weights,
+    weights_sha256,
+)
+
+# Weight normalisation in files of older versions of torch -> its names today.
+RENAMED = {
+    ".weight_g": ".parametrizations.weight.original0",
+    ".weight_v": ".parametrizations.weight.original1",
+}
+# Parts that a pretrained model may have after its layers, and that its states do not pass.
+REFUSED_PARTS = ("add_adapter", "use_intermediate_ffn_before_adapter")
+
+
+class PretrainedFrontEnd(nn.Module):
+    """Features of a pretrained model. In: wave_BS. Out: feats_BTF.
+
+    model: a folder, or `hf:owner/name`. layers: the states to use, from the first to the last; 0 is
+    the input of the first layer. Layers above the last are not even built. mean_norm: subtract the
+    mean over time of the weighted sum. dropout: in training, apply the dropout that the model was
+    trained with; without it, the model is always in eval mode. lora: adapt some linear layers, and
+    freeze the rest of the model. publish: what a published model holds: `whole`, all weights with
+    adapters merged, or `adapter`, only what was trained, and the sha256 of the base.
+
+    The rest is written by training. sha256, of the base; architecture, preprocessing: the values of
+    config.json and preprocessor_config.json, read from the folder if they are None. weights: where
+    the weights of the pretrained model are: in the `base`, or in `whole` with all others.
+    joins_layers: the backbone takes all layers.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        sample_rate: int = 16000,
+        layers: Literal["all"] | tuple[int, int] = "all",
+        mean_norm: bool = False,
+        dropout: bool = False,
+        lora: Lora | None = None,
+        publish: Literal["whole", "adapter"] = "whole",
+        weights: Literal["base", "whole"] = "base",
+        sha256: str | None = None,
+        architecture: dict[str, Any] | None = None,
+        preprocessing: dict[str, Any] | None = None,
+        joins_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        if architecture is None or preprocessing is None:
+            architecture, preprocessing, sha256 = describe(model)
+        self.model = model
+        self.publish = publish
+        self.weights = weights
+        self.sha256 = sha256
+        self.family = find_family(model, architecture)
+        with real_constants():
+            self.inputs = build_inputs(model, architecture, preprocessing)
+        if sample_rate != self.inputs.sample_rate:
+            raise ValueError(
+                f"frontend.sample_rate: {model} takes {self.inputs.sample_rate} Hz, not"
+                f" {sample_rate}; set frontend.sample_rate={self.inputs.sample_rate}"
+            )
+
+        num_layers = architecture[self.family.num_layers]
+        first, last = (0, num_layers) if layers == "all" else layers
+        if not 0 <= first <= last <= num_layers:
+            raise ValueError(
+                f"frontend.layers: {first} to {last} are not among the states 0 to"
+                f" {num_layers} of {model}; correct them"
+            )
+        self.first_layer = first
+        self.num_layers = last - first + 1
+        self.encoder = build_encoder(self.family, architecture)
+        del self.layers[last:]
+        final_norm = self.family.final_norm(architecture)
+        if final_norm and last < num_layers:
+            # It is not used, and ranks would wait for its gradient.
+            self.encoder.get_submodule(final_norm).requires_grad_(False)
+
+        self.joins_layers = joins_layers
+        self.mean_norm = mean_norm
+        num_channels = architecture[self.family.channels]
+        self.feat_dim = num_channels * (self.num_layers if joins_layers else 1)
+        if not joins_layers:
+            # Equal weights at first; the sum of the weights is 1.
+            self.layer_weights = nn.Parameter(torch.zeros(self.num_layers))
+        if lora is not None:
+            add_lora(self.encoder, lora)
+
+        self.keeps_dropout = dropout
+        self.recomputes_layers = False  # in the backward pass, to save memory
+        self.encoder.eval()
+        self.register_state_dict_post_hook(_leave_out_base)
+        self.register_load_state_dict_post_hook(_expect_no_base)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Return the layers of the encoder, up to the last that is used."""
+        layers = self.encoder.get_submodule(self.family.layers)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
+
+    @property
+    def sample_rate(self) -> int:
+        """Return the sample rate of the waves, in Hz."""
+        return self.inputs.sample_rate
+
+    @property
+    def min_samples(self) -> int:
+        """Return the samples of the shortest wave, which has one frame."""
+        return self.inputs.min_samples
+
+    @property
+    def frame_shift(self) -> int:
+        """Return the samples between two frames."""
+        return self.inputs.frame_shift
+
+    @property
+    def max_seconds(self) -> float:
+        """Return how much speech the encoder can hear at once."""
+        return self.inputs.max_seconds
+
+    def num_frames(self, num_samples: int) -> int:
+        """Return the number of frames of `num_samples`."""
+        return self.inputs.num_frames(num_samples)
+
+    def samples_used(self, num_samples: int) -> int:
+        """Return how many of the samples the features depend on."""
+        return self.inputs.samples_used(num_samples)
+
+    def train(self, mode: bool = True) -> "PretrainedFrontEnd":
+        """Set the mode; the encoder stays in eval mode unless its dropout is asked for."""
+        super().train(mode)
+        self.encoder.train(mode and self.keeps_dropout)
+        return self
+
+    def forward(self, wave_BS: Tensor) -> Tensor:
+        """Return features (B, T, F) of waves (B, S) in [-1, 1]."""
+        with torch.no_grad():
+            x_B = self.inputs(wave_BS)
+        return self.encode(x_B)
+
+    def encode(self, x_B: Tensor) -> Tensor:
+        """Return features (B, T, F) of the input of the encoder."""
+        states = self.states(x_B)
+        if self.joins_layers:
+            return torch.cat(states, dim=2)
+        weight_L = self.layer_weights.softmax(0)
+        feats_BTF = weight_L[0] * states[0]
+        for index in range(1, self.num_layers):
+            feats_BTF = feats_BTF + weight_L[index] * states[index]
+        if self.mean_norm:
+            feats_BTF = feats_BTF - feats_BTF.mean(1, keepdim=True)
+        return feats_BTF
+
+    def states(self, x_B: Tensor) -> list[Tensor]:
+        """Return the states (B, T, H) of the chosen layers, for the input of the encoder."""
+        learns = any(parameter.requires_grad for parameter in self.encoder.parameters())
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            states = list(self.family.states(self.encoder, x_B, self._run))
+        return states[self.first_layer :]
+
+    def _run(self, layer: nn.Module, *args: Any, **options: Any) -> Any:
+        """Call a layer; keep its inner results for the backward pass, or compute them again."""
+        if self.recomputes_layers and torch.is_grad_enabled():
+            return checkpoint(layer, *args, use_reentrant=False, **options)
+        return layer(*args, **options)
+
+    def load_base(self) -> None:
+        """Load the weights of the pretrained model; ValueError if they are not those expected."""
+        folder = find_folder(self.model)
+        if self.sha256 is not None:
+            digest = weights_sha256(folder)
+            if digest != self.sha256:
+                raise ValueError(
+                    f"{folder}: is another model, sha256 {digest[:12]} instead of"
+                    f" {self.sha256[:12]}; give the folder of the right one with"
+                    " frontend.model"
+                )
+        tensors = read_weights(folder)
+        fitting = fit_names(
+            tensors,
+            wanted=_base_tensors(self.encoder),
+            prefixes=self.family.prefixes,
+            where=str(folder),
+        )
+        with torch.no_grad():
+            for name, tensor in _base_tensors(self.encoder).items():
+                tensor.copy_(fitting[name])
+
+    def merge(self) -> None:
+        """Make the model whole: adapters become part of its weights, and all of them are saved."""
+        merge_lora(self.encoder)
+        self.weights = "whole"
+
+    def saved_elsewhere(self) -> set[str]:
+        """Return the names of the parameters that are saved with the base only."""
+        if self.weights == "whole":
+            return set()
+        return {
+            f"encoder.{name}"
+            for name, parameter in self.encoder.named_parameters()
+            if not parameter.requires_grad
+        }
+
+
+def _leave_out_base(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Remove from a state dict what is saved with the base."""
+    del metadata
+    assert isinstance(module, PretrainedFrontEnd)
+    for name in module.saved_elsewhere():
+        state.pop(prefix + name, None)
+
+
+def _expect_no_base(module: nn.Module, incompatible: Any) -> None:
+    """Accept a state dict without what is saved with the base."""
+    assert isinstance(module, PretrainedFrontEnd)
+    elsewhere = module.saved_elsewhere()
+    missing: list[str] = incompatible.missing_keys
+    # The names begin with the name of the front end in the module that is loaded.
+    missing[:] = [
+        name
+        for name in missing
+        if not any(name.endswith(f".{inner}") or name == inner for inner in elsewhere)
+    ]
+
+
+def _base_tensors(encoder: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of an encoder that its base has: all but adapters."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in encoder.state_dict(keep_vars=True).items():
+        last_name = name.rpartition(".")[2]
+        if last_name not in ("lora_A", "lora_B"):
+            tensors[name] = tensor.data
+    return tensors
+
+
+def fit_names(
+    tensors: Mapping[str, Tensor],
+    *,
+    wanted: Mapping[str, Tensor],
+    prefixes: tuple[str, ...],
+    where: str,
+) -> dict[str, Tensor]:
+    """Return the wanted tensors of a file by their names in the encoder.
+
+    A file may hold more: a decoder, heads of the pretraining, layers above those in use. Raises
+    ValueError if a tensor is missing or has another shape.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        for old, new in RENAMED.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        renamed[name] = tensor
+
+    def count(prefix: str) -> int:
+        return sum(prefix + name in renamed for name in wanted)
+
+    prefix = max(prefixes, key=count)
+    unfit = [
+        name
+        for name, tensor in wanted.items()
+        if prefix + name not in renamed or renamed[prefix + name].shape != tensor.shape
+    ]
+    if unfit:
+        raise ValueError(
+            f"{where}: the weights are not those of its config.json: {len(unfit)} of"
+            f" {len(wanted)} tensors are missing or of another shape"
+            f" ({', '.join(unfit[:3])}); download the model again"
+        )
+    return {name: renamed[prefix + name] for name in wanted}
+
+
+def find_family(model: str, architecture: Mapping[str, Any]) -> Family:
+    """Return the family of a model; ValueError if it is not among those known."""
+    model_type = str(architecture.get("model_type"))
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"frontend.model: {model} is a {model_type}; use a model of the kinds"
+            f" {', '.join(FAMILIES)}"
+        )
+    for part in REFUSED_PARTS:
+        if architecture.get(part):
+            raise ValueError(
+                f"frontend.model: {model} has a part after its layers ({part}), which is"
+                " not supported; use a model without it"
+            )
+    family = FAMILIES[model_type]
+    for key in (family.num_layers, family.channels):
+        if not isinstance(architecture.get(key), int):
+            raise ValueError(
+                f"frontend.model: config.json of {model} has no {key}; download it again"
+            )
+    return family
+
+
+def build_inputs(
+    model: str,
+    architecture: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+) -> EncoderInput:
+    """Build what the encoder hears; ValueError if a value is missing that would change it."""
+    family = find_family(model, architecture)
+    extractor = preprocessing.get("feature_extractor_type")
+    if extractor != family.extractor:
+        raise ValueError(
+            f"frontend.model: {PREPROCESSING} of {model} is of {extractor}, not of"
+            f" {family.extractor}; copy the file from the page of the model"
+        )
+
+    def value(key: str, kind: type = int) -> Any:
+        if not isinstance(preprocessing.get(key), kind):
+            raise ValueError(
+                f"frontend.model: {PREPROCESSING} of {model} has no {key}, without which"
+                " its input is unknown; copy the file from the page of the model"
+            )
+        return preprocessing[key]
+
+    sampling_rate = value("sampling_rate")
+    if extractor == "Wav2Vec2FeatureExtractor":
+        return Waves(
+            sampling_rate=sampling_rate,
+            do_normalize=value("do_normalize", bool),
+            kernels=architecture["conv_kernel"],
+            strides=architecture["conv_stride"],
+        )
+    if extractor == "SeamlessM4TFeatureExtractor":
+        return StackedFbank(
+            sampling_rate=sampling_rate,
+            num_mel_bins=value("num_mel_bins"),
+            stride=value("stride"),
+        )
+    return WhisperMel(
+        sampling_rate=sampling_rate,
+        feature_size=value("feature_size"),
+        n_fft=value("n_fft"),
+        hop_length=value("hop_length"),
+        chunk_length=value("chunk_length"),
+        do_normalize=preprocessing.get("do_normalize", False),
+    )
