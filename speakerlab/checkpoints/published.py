@@ -5,7 +5,6 @@ needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `
 continue training or classify), `calibration.json` (to decide by) and `diarization.json`.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,12 +81,18 @@ def publish(
     also replace another model, instead of raising ValueError.
     """
     refuse_other_folder(folder)
-    embedder, config = _as_published(embedder, config)
+    state = embedder.state_dict()
+    frontend = embedder.frontend
+    merges_adapters = False
+    if isinstance(frontend, PretrainedFrontEnd) and frontend.publish == "whole":
+        merges_adapters = True
+        state, config = _with_whole_front_end(state, frontend, config)
     num_parameters = 0
-    for parameter in embedder.parameters():
-        num_parameters += parameter.numel()
+    for name, parameter in embedder.named_parameters():
+        if not (merges_adapters and ".lora_" in name):
+            num_parameters += parameter.numel()
     with replacing_folder(folder) as fresh:
-        write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
+        write_tensors(fresh / "embedder.safetensors", state)
         config.write(fresh / "config.yaml")
         if head is not None:
             write_tensors(fresh / "head.safetensors", head)
@@ -109,16 +114,20 @@ def publish(
     return digest
 
 
-def _as_published(embedder: Embedder, config: Config) -> tuple[Embedder, Config]:
-    """Return what is published: a pretrained front end whole, unless only its adapters are."""
-    frontend = embedder.frontend
-    if not isinstance(frontend, PretrainedFrontEnd) or frontend.publish == "adapter":
-        return embedder, config
-    whole = copy.deepcopy(embedder)
-    assert isinstance(whole.frontend, PretrainedFrontEnd)
-    whole.frontend.merge()
+def _with_whole_front_end(
+    state: Mapping[str, Tensor],
+    frontend: PretrainedFrontEnd,
+    config: Config,
+) -> tuple[dict[str, Tensor], Config]:
+    """Return tensors and settings of an embedder that needs no base, with adapters merged."""
+    others = {
+        name: tensor
+        for name, tensor in state.items()
+        if not name.startswith("frontend.")
+    }
+    whole = {f"frontend.{name}": tensor for name, tensor in frontend.whole().items()}
     section = {**config.frontend, "lora": None, "weights": "whole"}
-    return whole, config.model_copy(update={"frontend": section})
+    return {**others, **whole}, config.model_copy(update={"frontend": section})
 
 
 def refuse_other_folder(folder: Path) -> None:

@@ -19,7 +19,11 @@ from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.teachers import check_frames, digests_of, dims_of
-from speakerlab.frontend.pretrained_files import describe
+from speakerlab.frontend.pretrained_files import (
+    describe,
+    find_folder,
+    weights_sha256,
+)
 from speakerlab.training.checkpoint import list_checkpoints, read_step, was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -86,14 +90,14 @@ def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config
         if initial.is_pretrained:
             written = {**initial.frontend, "weights": "whole"}
     if not written:
-        description = describe(config.frontend["model"])
-        written = {**description._asdict(), "weights": "base"}
+        model = config.frontend["model"]
+        sha256 = weights_sha256(find_folder(model))
+        written = {**describe(model)._asdict(), "sha256": sha256, "weights": "base"}
         pinned = config.frontend["sha256"]
-        if pinned not in (None, description.sha256):
+        if pinned not in (None, sha256):
             raise ValueError(
-                f"frontend.sha256: {config.frontend['model']} has"
-                f" {description.sha256[:12]}, not {pinned[:12]}; give the folder of the"
-                " right model, or leave it out"
+                f"frontend.sha256: {model} has {sha256[:12]}, not {pinned[:12]}; give the"
+                " folder of the right model, or leave it out"
             )
     keys = ("architecture", "preprocessing", "sha256", "weights")
     frontend = {**config.frontend, **{key: written[key] for key in keys}}

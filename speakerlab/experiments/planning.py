@@ -354,6 +354,11 @@ def footprint(
             embed,
             [*parameters, *loss.copies],
         )
+        if isinstance(frontend, PretrainedFrontEnd) and frontend.recomputes_layers:
+            # In the backward pass, one layer at a time is kept whole.
+            frontend.recomputes_layers = False
+            kept_crop, _ = batch_size.saved_bytes(embed, [*parameters, *loss.copies])
+            backbone_crop += (kept_crop - backbone_crop) / len(frontend.layers)
         head_crop, head_once = batch_size.saved_bytes(loss.compute_loss, parameters)
         copied_bytes = sum(parameter.nbytes for parameter in loss.copies)
         return Footprint(

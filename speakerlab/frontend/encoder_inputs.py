@@ -141,15 +141,19 @@ class StackedFbank(EncoderInput):
         # In float64, as in transformers: dividing by the deviation makes the rounding of an FFT in
         # float32, in a bin that is almost empty, an error of 1e-3. Beside an encoder, it costs
         # nothing.
-        feats_BUF = self.fbank(wave_BS.double())
+        feats_BUF = self.fbank(wave_BS.double()).float()
         # The odd frame counts here, as in transformers.
         var_B1F, mean_B1F = torch.var_mean(feats_BUF, dim=1, correction=1, keepdim=True)
         feats_BUF = (feats_BUF - mean_B1F) / (var_B1F + VARIANCE_FLOOR).sqrt()
 
-        num_stacked = feats_BUF.shape[1] // self.stride
-        feats_BUF = feats_BUF[:, : num_stacked * self.stride]
-        feats_BTSF = feats_BUF.unflatten(1, (num_stacked, self.stride))
-        return feats_BTSF.flatten(2).float()
+        # Of each `stride` frames the first, the second, ...; an odd frame at the end is left out.
+        num_frames = feats_BUF.shape[1]
+        side_by_side: list[Tensor] = []
+        for index in range(self.stride):
+            later_frames = self.stride - 1 - index
+            end = num_frames - later_frames
+            side_by_side.append(feats_BUF[:, index : end : self.stride])
+        return torch.cat(side_by_side, dim=2)
 
 
 class WhisperMel(EncoderInput):

@@ -104,6 +104,16 @@ def add_lora(module: nn.Module, lora: Lora) -> None:
             setattr(module.get_submodule(parent), last_name, adapted)
 
 
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict that a module would have without adapters, computing the same."""
+    state = dict(module.state_dict())
+    for name, part in module.named_modules():
+        if isinstance(part, LoraLinear):
+            state[f"{name}.weight"] = part.weight.detach()
+            del state[f"{name}.lora_A"], state[f"{name}.lora_B"]
+    return state
+
+
 def merge_lora(module: nn.Module) -> None:
     """Replace every adapted layer in a module by a plain one that computes the same."""
     for name, part in list(module.named_modules()):

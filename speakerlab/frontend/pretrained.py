@@ -24,7 +24,7 @@ from speakerlab.frontend.encoder_inputs import (
     WhisperMel,
 )
 from speakerlab.frontend.encoders import FAMILIES, Family, build_encoder
-from speakerlab.frontend.lora import Lora, add_lora, merge_lora
+from speakerlab.frontend.lora import Lora, add_lora, merge_lora, merged_state
 from speakerlab.frontend.pretrained_files import (
     PREPROCESSING,
     describe,
@@ -76,7 +76,7 @@ class PretrainedFrontEnd(nn.Module):
     ) -> None:
         super().__init__()
         if architecture is None or preprocessing is None:
-            architecture, preprocessing, sha256 = describe(model)
+            architecture, preprocessing = describe(model)
         self.model = model
         self.publish = publish
         self.weights = weights
@@ -195,6 +195,10 @@ class PretrainedFrontEnd(nn.Module):
             return checkpoint(layer, *args, use_reentrant=False, **options)
         return layer(*args, **options)
 
+    def prepare_for_export(self) -> None:
+        """Use plain attention from now on: exporters cannot express the layout of the fused one."""
+        self.encoder.set_attn_implementation("eager")
+
     def load_base(self) -> None:
         """Load the weights of the pretrained model; ValueError if they are not those expected."""
         folder = find_folder(self.model)
@@ -221,6 +225,13 @@ class PretrainedFrontEnd(nn.Module):
         """Make the model whole: adapters become part of its weights, and all of them are saved."""
         merge_lora(self.encoder)
         self.weights = "whole"
+
+    def whole(self) -> dict[str, Tensor]:
+        """Return the state dict that the model would have if it were merged."""
+        state = {f"encoder.{name}": t for name, t in merged_state(self.encoder).items()}
+        if not self.joins_layers:
+            state["layer_weights"] = self.layer_weights
+        return state
 
     def saved_elsewhere(self) -> set[str]:
         """Return the names of the parameters that are saved with the base only."""

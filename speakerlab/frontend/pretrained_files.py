@@ -31,17 +31,16 @@ class Description(NamedTuple):
 
     architecture: dict[str, Any]  # of config.json
     preprocessing: dict[str, Any]  # of preprocessor_config.json
-    sha256: str  # of the weights
 
 
-def find_folder(model: str) -> Path:
+def find_folder(model: str, *, needs_weights: bool = True) -> Path:
     """Return the folder of a pretrained model; models of a hub are downloaded on first use.
 
-    model: a folder, or `hf:owner/name`, also with a revision, `hf:owner/name@revision`. Raises
-    ValueError with one line if there is none.
+    model: a folder, or `hf:owner/name`, also with a revision, `hf:owner/name@revision`.
+    needs_weights: not only the description. Raises ValueError with one line if there is none.
     """
     if model.startswith(HUB):
-        return _download(model)
+        return _download(model, needs_weights=needs_weights)
     folder = Path(model)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
@@ -54,7 +53,7 @@ def find_folder(model: str) -> Path:
 
 def describe(model: str) -> Description:
     """Read the description of a pretrained model; ValueError if a file is missing or unreadable."""
-    folder = find_folder(model)
+    folder = find_folder(model, needs_weights=False)
     for name in (ARCHITECTURE, PREPROCESSING):
         if (folder / name).exists():
             continue
@@ -67,7 +66,6 @@ def describe(model: str) -> Description:
     return Description(
         architecture=_read_object(folder / ARCHITECTURE),
         preprocessing=_read_object(folder / PREPROCESSING),
-        sha256=weights_sha256(folder),
     )
 
 
@@ -131,7 +129,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _download(model: str) -> Path:
+def _download(model: str, *, needs_weights: bool) -> Path:
     """Return the folder of a model of huggingface.co in the cache of `huggingface_hub`."""
     try:
         from huggingface_hub import snapshot_download
@@ -152,6 +150,8 @@ def _download(model: str) -> Path:
         return Path(folder)
 
     try:
+        if not needs_weights:
+            return fetch()
         folder = fetch(SAFE, SAFE_INDEX, "model-*.safetensors")
         has_safe_weights = (folder / SAFE).exists() or (folder / SAFE_INDEX).exists()
         if not has_safe_weights:

@@ -25,6 +25,7 @@ from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.core.atomic import replacing
 from speakerlab.core.bars import progress_bar
 from speakerlab.embedder import Embedder
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.inference.onnx_model import (
     INPUT,
     INSTALL,
@@ -145,6 +146,8 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
     from onnxscript import optimizer
 
     embedder = module.embedder
+    if isinstance(embedder.frontend, PretrainedFrontEnd):
+        embedder.frontend.prepare_for_export()
     num_samples = round(TRACED_SECONDS * embedder.sample_rate)
     num_samples = max(num_samples, embedder.min_samples)
     num_samples = min(num_samples, embedder.max_samples)

@@ -14,6 +14,7 @@ from refusals import refuses
 from speakerlab.frontend.encoder_inputs import StackedFbank, Waves, WhisperMel
 from speakerlab.frontend.lora import Lora, LoraLinear
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
+from speakerlab.frontend.pretrained_files import weights_sha256
 
 transformers = pytest.importorskip("transformers")
 
@@ -300,11 +301,11 @@ def test_half_a_download_is_refused(folders, tmp_path):
 
 
 def test_another_base_and_another_rate_are_refused(folders):
-    front_end = PretrainedFrontEnd(model=str(folders["wavlm"]))
+    digest = weights_sha256(folders["wavlm"])
+    front_end = PretrainedFrontEnd(model=str(folders["wavlm"]), sha256=digest)
+    front_end.load_base()
     front_end.model = str(folders["wavlm_large"])
-    with refuses(
-        f"{folders['wavlm_large']}", "is another model", front_end.sha256[:12]
-    ):
+    with refuses(f"{folders['wavlm_large']}", "is another model", digest[:12]):
         front_end.load_base()
     with refuses("frontend.sample_rate", "16000 Hz", "8000"):
         PretrainedFrontEnd(model=str(folders["wavlm"]), sample_rate=8000)
