@@ -65,7 +65,7 @@ set_option() { # OPTION NAME KIND VALUE: check a value of this kind, and set the
       if [[ $value == *[[:cntrl:]]* ]] || ! iconv -f UTF-8 -t UTF-8 <<<"$value" &>/dev/null; then
         die "$1: must be one line of UTF-8, not $(printf %q "$value"); rename it"
       fi
-      if [[ "|$kind|" != *"|$value|"* && $value != @(|hub:*) ]]; then value=$(realpath -sm -- "$value"); fi
+      if [[ "|$kind|" != *"|$value|"* && $value != @(|hub:*|hf:*) ]]; then value=$(realpath -sm -- "$value"); fi
       ;;
     [a-z]* | *'|'*) pattern=$kind ;; # choices
     [0-9]*-[0-9]*) pattern='0|[1-9][0-9]{0,9}' ;;

@@ -197,7 +197,8 @@ class PretrainedFrontEnd(nn.Module):
 
     def prepare_for_export(self) -> None:
         """Use plain attention from now on: exporters cannot express the layout of the fused one."""
-        self.encoder.set_attn_implementation("eager")
+        encoder: Any = self.encoder
+        encoder.set_attn_implementation("eager")
 
     def load_base(self) -> None:
         """Load the weights of the pretrained model; ValueError if they are not those expected."""

@@ -156,6 +156,10 @@ def published_options(script: str) -> set[str]:
         options += ["--allow-rejected", "--folds"]
     if script.endswith("run_diar.sh"):
         return {*options, "--large-margin"}
+    if script.endswith("run_pretrained.sh"):
+        # Verification over a pretrained model, which hears waves.
+        options = [*options, "--pretrained", *OPTIONS_OF_DATA.split()]
+        return {*options} - {"--task", "--features"}
     return {*options, *OPTIONS_OF_DATA.split()}
 
 

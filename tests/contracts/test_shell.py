@@ -83,6 +83,8 @@ def test_all_recipes_train_alike(number: int) -> None:
         path.read_text()
         for path in RECIPES
         if path.parent.joinpath("prepare.py").exists()
+        # Its stage 4 has a training more.
+        and not (number == 4 and path.stem == "run_pretrained")
     ]
     stages = [stage.search(text) for text in texts if "run speakerlab train" in text]
     blocks = [match[0] for match in stages if match is not None]

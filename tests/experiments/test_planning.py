@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretrained_models import write_pretrained
 
+from speakerlab.config import build
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import differences, load_config
 from speakerlab.experiments.planning import (
@@ -324,3 +326,36 @@ def test_a_teacher_takes_memory_where_it_hears_crops(publish_to):
     stored = saved_once("utterance", teacher)
     assert saved_once("crop", teacher) - stored == weights
     assert saved_once("crop", teacher, teacher) - stored == 2 * weights
+
+
+@pytest.mark.parametrize("stage", ["lora", "joint"])
+def test_the_footprint_over_a_pretrained_model_is_what_a_pass_keeps(tmp_path, stage):
+    """Counted without data, and by the storages that a real pass saves."""
+    folder = write_pretrained(tmp_path / "w2v_bert", "w2v_bert")
+    settings = [
+        "model={name: adapter_mfa, args: {embed_dim: 16}}",
+        f"frontend={{name: ssl, model: {folder}}}",
+    ]
+    if stage == "lora":
+        settings.append(
+            "frontend.lora={rank: 4, alpha: 8, targets: [linear_q, linear_v]}"
+        )
+    config = load_config([], settings)
+    predicted = footprint(config, num_classes=10, precision="fp32")
+    measured = footprint(config, num_classes=10, precision="fp32", with_data=True)
+    assert predicted.crop == pytest.approx(measured.crop, rel=0.05)
+    assert predicted.weights == measured.weights
+    # Only what learns has gradients and moments.
+    embedder = build.build_embedder(config)
+    trained = 0
+    for parameter in embedder.parameters():
+        if parameter.requires_grad:
+            trained += parameter.nbytes
+    head_bytes = 4 * 10 * 16
+    assert predicted.trained == trained + head_bytes
+    if stage == "lora":
+        assert predicted.trained < 0.9 * predicted.weights
+
+    recomputed = load_config([], [*settings, "runtime.checkpoint_layers=true"])
+    smaller = footprint(recomputed, num_classes=10, precision="fp32")
+    assert smaller.crop < 0.7 * predicted.crop
