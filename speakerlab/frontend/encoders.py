@@ -8,10 +8,13 @@ Letters: B rows, S samples, T frames, H channels of a state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from speakerlab.frontend.conformer import conformer_layer
 
 # Calls a layer with its arguments, and may do more (compute it again in the backward pass).
 RunLayer = Callable[..., Any]
@@ -56,12 +59,9 @@ def w2v_bert_states(encoder: Any, feats_BTF: Tensor, run: RunLayer) -> Iterator[
     state_BTH, _ = encoder.feature_projection(feats_BTF)
     conformer = encoder.encoder
     state_BTH = conformer.dropout(state_BTH)
-    positions = None
-    if conformer.embed_positions is not None:
-        positions = conformer.embed_positions(state_BTH)
     yield state_BTH
     for layer in conformer.layers:
-        state_BTH = run(layer, state_BTH, relative_position_embeddings=positions)
+        state_BTH = run(partial(conformer_layer, layer), state_BTH)
         yield state_BTH
 
 

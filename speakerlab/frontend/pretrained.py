@@ -9,7 +9,7 @@ a training or an adapter, but loaded from the base again, whose sha256 is compar
 Letters: B rows, S samples, T frames, H channels of a state, L layers, F features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -189,7 +189,7 @@ class PretrainedFrontEnd(nn.Module):
             states = list(self.family.states(self.encoder, x_B, self._run))
         return states[self.first_layer :]
 
-    def _run(self, layer: nn.Module, *args: Any, **options: Any) -> Any:
+    def _run(self, layer: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a layer; keep its inner results for the backward pass, or compute them again."""
         if self.recomputes_layers and torch.is_grad_enabled():
             return checkpoint(layer, *args, use_reentrant=False, **options)
@@ -329,6 +329,13 @@ def find_family(model: str, architecture: Mapping[str, Any]) -> Family:
                 f"frontend.model: {model} has a part after its layers ({part}), which is"
                 " not supported; use a model without it"
             )
+    # The published w2v-BERT 2.0 has this kind; only its layers are written for it.
+    positions = architecture.get("position_embeddings_type", "relative_key")
+    if model_type == "wav2vec2-bert" and positions != "relative_key":
+        raise ValueError(
+            f"frontend.model: {model} has positions of the kind {positions}; use a model"
+            " with relative_key, such as facebook/w2v-bert-2.0"
+        )
     family = FAMILIES[model_type]
     for key in (family.num_layers, family.channels):
         if not isinstance(architecture.get(key), int):
