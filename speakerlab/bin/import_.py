@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         config=args.model_config,
         frontend=args.frontend,
         speakers=args.speakers,
+        pretrained=None if args.pretrained is None else str(args.pretrained),
         force=args.force,
     )
     log.info(
@@ -85,6 +86,11 @@ def parse(arguments: Sequence[str]) -> Namespace:
         "--speakers FILE",
         "train.csv or utt2spk of the training, to import the head too",
     )
+    options.add(
+        "--pretrained MODEL",
+        "folder or hf:owner/name of the pretrained model in the checkpoint (WavLM,"
+        " w2v-BERT, Whisper)",
+    )
     args = options.parse_args(arguments)
     if args.checkpoint is None and not args.list:
         raise ValueError(
@@ -104,6 +110,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
         "--model-config": args.model_config,
         "--frontend": args.frontend,
         "--speakers": args.speakers,
+        "--pretrained": args.pretrained,
     }
     for option, value in options_of_files.items():
         if is_hub and value is not None:

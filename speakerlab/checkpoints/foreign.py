@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, opened, read_tensors
+from speakerlab.checkpoints.over_pretrained import MODEL_TYPES, translate
 from speakerlab.checkpoints.published import (
     Published,
     load_published,
@@ -43,6 +44,7 @@ from speakerlab.core.atomic import file_sha256, replacing
 from speakerlab.core.counting import count_of
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.pretrained import PretrainedFrontEnd
 
 log = logging.getLogger(__name__)
 # Prefix of the tensors of WeSpeaker's head, which is in the same checkpoint.
@@ -62,6 +64,7 @@ def import_checkpoint(
     config: Path | None = None,
     frontend: Toolkit | None = None,
     speakers: Path | None = None,
+    pretrained: str | None = None,
     about: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Published:
@@ -69,9 +72,10 @@ def import_checkpoint(
 
     config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: the toolkit
     whose features the model takes, by default inferred from the checkpoint. speakers: the list of
-    training speakers, which names the rows of the head. about: facts to add to the card. force:
-    also replace another model in `out`. Raises ValueError or FileNotFoundError, and writes nothing,
-    if any part of the checkpoint is unknown.
+    training speakers, which names the rows of the head. pretrained: the folder, or `hf:owner/name`,
+    of the pretrained model that is the front end of the checkpoint. about: facts to add to the
+    card. force: also replace another model in `out`. Raises ValueError or FileNotFoundError, and
+    writes nothing, if any part of the checkpoint is unknown.
     """
     refuse_other_folder(out)
     with opened(path) as checkpoint:
@@ -80,8 +84,19 @@ def import_checkpoint(
         foreign = _read_toolkit_config(config_file)
         tensors = read_tensors(file)
 
-        # Recognise the architecture by the tensors of the backbone alone.
         head_CD = tensors.get(f"{PROJECTION}weight")
+        if foreign.kind in MODEL_TYPES:
+            return _import_over_pretrained(
+                path,
+                out,
+                tensors,
+                foreign,
+                pretrained=pretrained,
+                about=about or {},
+                force=force,
+            )
+
+        # Recognise the architecture by the tensors of the backbone alone.
         backbone: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             if not name.startswith(PROJECTION):
@@ -135,12 +150,7 @@ def import_checkpoint(
         # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
         if checkpoint.classifier is not None:
             head_CD = read_tensors(checkpoint.classifier).get("weight")
-        head_state = None
-        classes: list[str] = []
-        # Without the list of speakers, a row of the head has a number but no name.
-        has_our_kind = foreign.head() is not None
-        if has_our_kind and head_CD is not None and speakers is not None:
-            head_state, classes = _named_head(our_config, embedder, head_CD, speakers)
+        head_state, classes = _head_of(our_config, embedder, foreign, head_CD, speakers)
         head = "no head (see --speakers)"
         if head_state:
             head = f"head of {count_of(len(classes), 'speaker')}"
@@ -171,6 +181,67 @@ def import_checkpoint(
             speakers=classes,
             force=force,
         )
+    return load_published(out)
+
+
+def _head_of(
+    config: Config,
+    embedder: Embedder,
+    foreign: ForeignConfig,
+    head_CD: Tensor | None,
+    speakers: Path | None,
+) -> tuple[Mapping[str, Tensor] | None, list[str]]:
+    """Return the tensors of the head and the names of its rows; (None, []) without a head."""
+    # Without the list of speakers, a row of the head has a number but no name.
+    has_our_kind = foreign.head() is not None
+    if not has_our_kind or head_CD is None or speakers is None:
+        return None, []
+    return _named_head(config, embedder, head_CD, speakers)
+
+
+def _import_over_pretrained(
+    path: Path,
+    out: Path,
+    tensors: Mapping[str, Tensor],
+    foreign: ForeignConfig,
+    *,
+    pretrained: str | None,
+    about: Mapping[str, str],
+    force: bool,
+) -> Published:
+    """Import a checkpoint over a pretrained model, without its head."""
+    translated = translate(tensors, foreign, pretrained=pretrained, where=str(path))
+    values = {"model": translated.model, "frontend": translated.frontend}
+    our_config = parse_config(values, origin={"": str(foreign.path or path)})
+    embedder = build_embedder(our_config)
+    assert isinstance(embedder.frontend, PretrainedFrontEnd)
+    missing, unexpected = embedder.load_state_dict(translated.state, strict=False)
+    # WeSpeaker has no part that would normalise the last layer, where a lower one is the last used.
+    unused = f"frontend.encoder.{embedder.frontend.final_norm}."
+    odd = [
+        name
+        for name in missing
+        if not (name.startswith(unused) or name.endswith(COUNTER))
+    ]
+    odd += unexpected
+    if odd:
+        raise ValueError(
+            f"{path}: does not fit {pretrained}: {len(odd)} tensors are missing or"
+            f" unexpected ({', '.join(odd[:3])}); give the model that it was trained"
+            " with (--pretrained)"
+        )
+    source_file = path if path.is_file() else None
+    source = {
+        "toolkit": "wespeaker",
+        "file": path.name,
+        "sha256": file_sha256(source_file) if source_file else None,
+        "architecture": f"{our_config.model.name} over {pretrained}",
+        "features": foreign.kind,
+        **about,
+    }
+    publish(
+        out, embedder=embedder, config=our_config, facts={"source": source}, force=force
+    )
     return load_published(out)
 
 

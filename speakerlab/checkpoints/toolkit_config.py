@@ -212,10 +212,7 @@ class ForeignConfig:
 
         rate_key = f"{where}.resample_rate"
         sample_rate = self._whole(rate_key, data.get("resample_rate", 16000))
-        applies_cmvn = self._flag(f"{where}.cmvn", data.get("cmvn", True))
-        norm_mean = cmvn.get("norm_mean", True)
-        subtracts_mean = self._flag(f"{where}.cmvn_args.norm_mean", norm_mean)
-        mean_norm = applies_cmvn and subtracts_mean
+        mean_norm = self.subtracts_mean()
         if self.kind == "tfmel":
             # It subtracts the mean itself.
             mean_norm = True
@@ -249,6 +246,33 @@ class ForeignConfig:
             if name not in fbank:
                 key = f"dataset_args.fbank_args.{name}"
                 self._refuse_synonyms(synonyms, usual, key)
+
+    def subtracts_mean(self) -> bool:
+        """Return whether the mean over time of WeSpeaker's features is subtracted."""
+        cmvn = self._section("dataset_args", "cmvn_args")
+        data = self._section("dataset_args")
+        applies_cmvn = self._flag("dataset_args.cmvn", data.get("cmvn", True))
+        norm_mean = cmvn.get("norm_mean", True)
+        return applies_cmvn and self._flag(
+            "dataset_args.cmvn_args.norm_mean", norm_mean
+        )
+
+    def lora_alpha(self) -> float:
+        """Return the `lora_alpha` of WeSpeaker's adapters."""
+        args = self._section("dataset_args", "w2vbert_args", "lora_config_args")
+        alpha = args.get("lora_alpha", 32)  # the default of its front end
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            key = "dataset_args.w2vbert_args.lora_config_args.lora_alpha"
+            raise ValueError(f"{self.path}: {key}: {alpha!r} is not a number")
+        return float(alpha)
+
+    def whisper_blocks(self) -> tuple[int, int]:
+        """Return the first and the last block of Whisper that are pooled, counted from 0."""
+        args = self._section("dataset_args", "whisper_encoder_args")
+        where = "dataset_args.whisper_encoder_args"
+        first = self._whole(f"{where}.layer_st", args.get("layer_st", 16))
+        last = self._whole(f"{where}.layer_ed", args.get("layer_ed", 23))
+        return first, last
 
     def head(self) -> dict[str, Any] | None:
         """Return our head that matches the published one, None if we have no such kind."""

@@ -101,10 +101,11 @@ class PretrainedFrontEnd(nn.Module):
         self.num_layers = last - first + 1
         self.encoder = build_encoder(self.family, architecture)
         del self.layers[last:]
-        final_norm = self.family.final_norm(architecture)
-        if final_norm and last < num_layers:
-            # It is not used, and ranks would wait for its gradient.
-            self.encoder.get_submodule(final_norm).requires_grad_(False)
+        # Normalises the last of all layers, where that is used.
+        self.final_norm = self.family.final_norm(architecture)
+        if self.final_norm and last < num_layers:
+            # Ranks would wait for its gradient.
+            self.encoder.get_submodule(self.final_norm).requires_grad_(False)
 
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm

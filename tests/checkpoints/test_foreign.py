@@ -312,8 +312,8 @@ def test_features_that_are_no_filter_bank_are_refused(
     checkpoints, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("model_args: {}\ndataset_args: {frontend: s3prl}\n")
-    with refuses(str(config), "frontend: s3prl"):
+    config.write_text("model_args: {}\ndataset_args: {frontend: clap}\n")
+    with refuses(str(config), "frontend: clap"):
         import_checkpoint(checkpoints["wespeaker"], tmp_path / "out", config=config)
 
 
