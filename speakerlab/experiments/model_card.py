@@ -58,8 +58,11 @@ def describe(path: Path, *, width: int | None = None) -> Rows:
 
     num_parameters = f"{card['parameters'] / 1e6:.2f} M parameters"
     architecture = settings["model"]["name"]
-    args = settings["frontend"].items()
-    front_end = [f"{key} {value}" for key, value in args]
+    front_end: list[str] = []
+    for key, value in settings["frontend"].items():
+        # The description of a pretrained model is too long to show.
+        if not isinstance(value, dict) or key == "lora":
+            front_end.append(f"{key} {value}")
     stated: dict[str, list[Any]] = {
         "model": [f"{architecture}, {num_parameters}, {card['embed_dim']} dimensions"],
         "origin": [source.get("page")],

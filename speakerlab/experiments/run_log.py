@@ -160,8 +160,18 @@ def log_start(exp_dir: Path, config: Config, facts: dict[str, Any], task: Task) 
             training.warmup_epochs,
             training.margin.end_epoch,
         )
-    num_parameters = sum(parameter.numel() for parameter in task.embedder.parameters())
-    log.info("%s: %.2f M parameters", config.model.name, num_parameters / 1e6)
+    num_parameters = 0
+    num_learned = 0
+    for parameter in task.embedder.parameters():
+        num_parameters += parameter.numel()
+        if parameter.requires_grad:
+            num_learned += parameter.numel()
+    learned = ""
+    if num_learned < num_parameters:
+        learned = f", of which {num_learned / 1e6:.2f} M learn"
+    log.info(
+        "%s: %.2f M parameters%s", config.model.name, num_parameters / 1e6, learned
+    )
     write_json(exp_dir / "run.json", facts)
 
 

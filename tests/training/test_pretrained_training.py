@@ -20,7 +20,6 @@ from speakerlab.training.signals import Signals
 
 SETTINGS = [
     "model={name: adapter_mfa, args: {embed_dim: 16, adapter_dim: 8}}",
-    "frontend.name=ssl",
     "data.crop_seconds=0.5",
     "data.valid_speakers=2",
     "training.global_batch=8",
@@ -56,12 +55,10 @@ def begin(make_data_dir, base, tmp_path, monkeypatch):
     folder = make_data_dir(speakers=range(6), seconds=[0.6, 0.7, 0.8])
 
     def make(name, *options, init=None, model=base):
-        settings = [
-            f"data.dir={folder.parent}",
-            *SETTINGS,
-            f"frontend.model={model}",
-            *options,
-        ]
+        settings = [f"data.dir={folder.parent}", *SETTINGS]
+        if model is not None:
+            settings += ["frontend.name=ssl", f"frontend.model={model}"]
+        settings += options
         exp = tmp_path / name
         config = load_same_config(exp, [], settings, init=init)
         ranks = start_rank(config)
@@ -274,3 +271,22 @@ def test_a_front_end_of_another_kind_is_no_start(begin, tmp_path, publish_to):
     folder, _, _ = publish_to("campplus")
     with refuses(f"{folder}", "was trained on other features"):
         begin("exp", LORA, init=folder)
+
+
+@pytest.mark.parametrize("stage", ["lora", "joint"])
+def test_a_model_over_a_pretrained_one_teaches_with_its_frames(begin, tmp_path, stage):
+    teacher = begin("teacher", *STAGES[stage])
+    finish(teacher)
+    student = begin(
+        "student",
+        "task=distil",
+        f"distil.teachers=[{teacher.exp_dir}]",
+        "distil.frame_weight=3.0",
+        "model={name: campplus, args: {embed_dim: 16, init_channels: 16,"
+        " growth_rate: 4, blocks: [1, 1, 1], head_channels: 4}}",
+        model=None,
+    )
+    finish(student)
+    assert student.config.distil.target_dim == 16
+    rows = rows_of(student, "valid")
+    assert rows[-1]["teacher_distance"] < 1.5
