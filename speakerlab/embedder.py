@@ -29,8 +29,9 @@ class Embedder(nn.Module):
     frontend: mel features, or a pretrained model with weights of its own. Input longer than
     `max_seconds` is cut into equal windows whose embeddings are averaged, which bounds memory;
     input too short for the backbone is repeated. vad: removes silence before a whole recording is
-    embedded; it takes one wave at a time and is not applied here. precision: format of the backbone
-    outside training; embeddings are float32. projection: of a student that keeps it.
+    embedded; it takes one wave at a time and is not applied here. precision: format, outside
+    training, of the backbone and of a pretrained model; embeddings are float32. projection: of a
+    student that keeps it.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Embedder(nn.Module):
 
         A backbone from outside of speakerlab is not folded: folding changes the output of a layer,
         and only for our backbones do tests ensure that no other layer reads that output.
-        precision: from `resolve_precision`; None: fp32. The front end and the layers from the
+        precision: from `resolve_precision`; None: fp32. Features of sound and the layers from the
         pooling on stay fp32. in_place: reuse the weights of this embedder, which is then unusable.
         """
         if precision is not None and precision.name == "fp32":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# VoxCeleb over a pretrained speech model, in three stages: the network over its layers and adapters,
-# all weights, and all weights with a large margin. docs/ssl-front-ends.md has other corpora.
+# VoxCeleb over a pretrained speech model, in up to three trainings: the network over its layers with
+# adapters, all weights, and all weights with a large margin. docs/ssl-front-ends.md has other corpora.
 #   bash egs/voxceleb/run_pretrained.sh --corpus DIR --gpus "0 1 2 3" --pretrained DIR
 # Read whole before it runs, so that you may edit it meanwhile.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
@@ -23,11 +23,14 @@ hardware=auto      # PRESET: conf/hardware/PRESET.yaml, or the path of a file li
 parse_options "${BASH_SOURCE[0]}" "$@"
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model") machine=() joint=pretrained/joint large_margin_tuning=pretrained/large_margin
-if [[ $model == wavlm* ]]; then joint+=_wavlm large_margin_tuning+=_wavlm; fi
-if [[ $model == whisper* ]]; then joint+=_whisper; fi
+config=("$model") machine=() joint='' tuning='' # of stage 4, as published for each model
+if [[ $model == w2vbert2_mfa ]]; then joint=pretrained/joint tuning=pretrained/large_margin; fi
+if [[ $model == wavlm_large_ecapa ]]; then joint=pretrained/joint_wavlm tuning=pretrained/large_margin_wavlm; fi
+if [[ $model == whisper_pmfa ]]; then joint=pretrained/joint_whisper; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${model}_s$seed} systems=("$exp" "$exp-joint" "$exp-lm")
+exp=${exp:-$recipe/exp/${model}_s$seed} systems=("$exp")
+if [[ -n $joint ]]; then systems+=("$exp-joint"); fi
+if [[ -n $tuning ]]; then systems+=("$exp-lm"); fi
 
 settings=("data.dir=$data" "seed=$seed" ${pretrained:+"frontend.model=$pretrained"})
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
@@ -57,11 +60,13 @@ if stage 3 training; then
     "${ranks[@]}" --set "${settings[@]}"
 fi
 
-if stage 4 'joint training, then with a large margin'; then
+if [[ -n $joint ]] && stage 4 'joint training, then with a large margin'; then
   run speakerlab train --exp "$exp-joint" --config "${config[@]}" "$joint" "${machine[@]}" \
     --init "$exp/model" "${ranks[@]}" --set "${settings[@]}"
-  run speakerlab train --exp "$exp-lm" --config "${config[@]}" "$joint" "$large_margin_tuning" "${machine[@]}" \
-    --init "$exp-joint/model" "${ranks[@]}" --set "${settings[@]}"
+  if [[ -n $tuning ]]; then
+    run speakerlab train --exp "$exp-lm" --config "${config[@]}" "$tuning" "${machine[@]}" \
+      --init "$exp-joint/model" "${ranks[@]}" --set "${settings[@]}"
+  fi
 fi
 
 if stage 5 embeddings; then

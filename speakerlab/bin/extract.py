@@ -192,6 +192,8 @@ def refuse_other_utterances(table: "Extraction", data_dir: Path) -> None:
 def choose_windows(embedder: "Embedder", seconds: float | None) -> dict[str, float]:
     """Set the window length of long recordings, if given; return it as a fact unless usual."""
     if seconds is not None:
+        # Of a pretrained model with positions for some seconds, no more.
+        seconds = min(seconds, embedder.frontend.max_seconds)
         embedder.max_samples = round(seconds * embedder.sample_rate)
     chosen = embedder.max_samples / embedder.sample_rate
     return {} if chosen == USUAL_MAX_SECONDS else {"max_seconds": chosen}

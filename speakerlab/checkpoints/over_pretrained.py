@@ -192,7 +192,10 @@ def _pmfa(
 ) -> tuple[dict[str, Any], list[int]]:
     """Return the section `model`, and the first and last state, of Whisper_PMFA."""
     first_block, last_block = foreign.whisper_blocks()
-    args = {"embed_dim": len(backbone["fc.weight"])}
+    args = {
+        "embed_dim": len(backbone["fc.weight"]),
+        "mean_norm": foreign.subtracts_mean(),
+    }
     # WeSpeaker counts blocks from 0; state 0 is the input of the first block.
     return {"name": "pmfa", "args": args}, [first_block + 1, last_block + 1]
 

@@ -217,6 +217,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 def load_initial(exp_dir: Path, config: Config) -> Embedder:
     """Load the embedder with its weights before training: random, or from --init."""
+    if config.is_pretrained:
+        # A published model has all weights; the training began from those of its base.
+        config = load_config([exp_dir / "config.yaml"])
     # Random weights are drawn again from the seed.
     embedder = build_embedder(config)
     path = exp_dir / INITIAL

@@ -151,7 +151,7 @@ def build_frontend(config: Config) -> Any:
 
 
 def _freeze(network: nn.Module, name: str) -> None:
-    """Freeze the parameters of a part, such as "frontend", or "frontend.encoder.layers.0"."""
+    """Freeze the parameters of a part, such as "frontend" or "frontend.encoder"."""
     frozen: list[nn.Parameter] = []
     for parameter_name, parameter in network.named_parameters():
         if parameter_name == name or parameter_name.startswith(f"{name}."):
@@ -464,6 +464,9 @@ def _lr_scale(name: str, config: Config, task: nn.Module) -> float:
     num_layers = len(frontend.layers)
     layers_name = f"{encoder_name}{frontend.family.layers}."
     layers_above = num_layers
+    norm_name = f"{encoder_name}{frontend.final_norm}."
+    if frontend.final_norm and name.startswith(norm_name):
+        layers_above = 0  # as the layer whose output it normalises
     if name.startswith(layers_name):
         index, _, _ = name.removeprefix(layers_name).partition(".")
         layers_above = num_layers - 1 - int(index)

@@ -140,7 +140,7 @@ class TrainingConfig(Section):
     # What to do with the rows of the --init model's head.
     init_head: Literal["match", "keep", "drop"] = "match"
     freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
-    # Parts of the embedder that never learn, such as [frontend], or [frontend.encoder.layers.0].
+    # Parts of the embedder that never learn, such as [frontend] or [frontend.encoder].
     freeze: tuple[str, ...] = ()
     # Of a pretrained model: factor on the learning rate of its highest layer, and of each lower
     # layer relative to the layer above.
@@ -281,6 +281,11 @@ class Config(Section):
                     " model; set frontend.name=ssl and frontend.model"
                 )
             return
+        if self.task == "ssl":
+            raise ValueError(
+                "task: ssl does not train pretrained models, which have learned without"
+                " labels; set task=verification, or another frontend"
+            )
         if self.data.features != "wave":
             raise ValueError(
                 "data.features: a pretrained model hears waves, not stored features; set"

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
 from speakerlab.config.layers import merge_layers
@@ -20,6 +20,7 @@ from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.teachers import check_frames, digests_of, dims_of
 from speakerlab.frontend.pretrained_files import (
+    HUB,
     describe,
     find_folder,
     weights_sha256,
@@ -82,25 +83,37 @@ def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config
     A model that is published from this training can then be loaded without the folder of the
     pretrained model. A training with --init takes all weights from there, and saves all.
     """
-    written: dict[str, Any] = {}
+    earlier: Config | None = None  # whose description is taken
     if was_begun(exp_dir):
-        written = load_config([exp_dir / "config.yaml"]).frontend
+        earlier = load_config([exp_dir / "config.yaml"])
     elif init is not None:
-        initial = load_config([find_model(init) / "config.yaml"])
-        if initial.is_pretrained:
-            written = {**initial.frontend, "weights": "whole"}
-    if not written:
-        model = config.frontend["model"]
-        sha256 = weights_sha256(find_folder(model))
-        written = {**describe(model)._asdict(), "sha256": sha256, "weights": "base"}
-        pinned = config.frontend["sha256"]
-        if pinned not in (None, sha256):
-            raise ValueError(
-                f"frontend.sha256: {model} has {sha256[:12]}, not {pinned[:12]}; give the"
-                " folder of the right model, or leave it out"
-            )
-    keys = ("architecture", "preprocessing", "sha256", "weights")
-    frontend = {**config.frontend, **{key: written[key] for key in keys}}
+        earlier = load_config([find_model(init) / "config.yaml"])
+    model: str = config.frontend["model"]
+    if earlier is None or not earlier.is_pretrained:
+        folder = find_folder(model)
+        description = {
+            **describe(model)._asdict(),
+            "sha256": weights_sha256(folder),
+            "weights": "base",
+        }
+        # A published model may be used from any folder.
+        if not model.startswith(HUB):
+            description["model"] = str(folder.resolve())
+    else:
+        keys = ("architecture", "preprocessing", "sha256", "weights")
+        description = {key: earlier.frontend[key] for key in keys}
+        if not was_begun(exp_dir):
+            # The weights are those of the initial model, not of the base that the user names.
+            description |= {"weights": "whole", "model": earlier.frontend["model"]}
+
+    pinned = config.frontend["sha256"]
+    sha256 = description["sha256"]
+    if pinned not in (None, sha256):
+        raise ValueError(
+            f"frontend.sha256: {model} has {str(sha256)[:12]}, not {pinned[:12]}; give the"
+            " folder of the right model, or leave it out"
+        )
+    frontend = {**config.frontend, **description}
     return config.model_copy(update={"frontend": frontend})
 
 

@@ -119,13 +119,21 @@ def _load_whole(folder: Path, embedder: Embedder) -> int:
     assert isinstance(initial.frontend, PretrainedFrontEnd)
     initial.frontend.merge()
     state = initial.state_dict()
-    missing, unexpected = embedder.load_state_dict(state, strict=False)
-    odd = [*unexpected, *(name for name in missing if ".lora_" not in name)]
+    own_state = embedder.state_dict()
+    shapes = {name: value.shape for name, value in state.items()}
+    own_shapes = {name: value.shape for name, value in own_state.items()}
+    odd: list[str] = []
+    for name in sorted(shapes.keys() | own_shapes.keys()):
+        is_adapter = ".lora_" in name
+        if not is_adapter and shapes.get(name) != own_shapes.get(name):
+            odd.append(name)
     if odd:
         raise ValueError(
-            f"{folder}: is not of the configured model: {len(odd)} tensors are missing or"
-            f" unexpected ({', '.join(odd[:3])}); use its model section"
+            f"{folder}: is not of the configured model: {len(odd)} tensors are missing,"
+            f" unexpected or of another shape ({', '.join(odd[:3])}); use its model"
+            " section"
         )
+    embedder.load_state_dict(state, strict=False)
     return len(state)
 
 

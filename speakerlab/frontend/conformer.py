@@ -2,8 +2,8 @@
 
 The same values as transformers' code to rounding. Under autocast, each input is cast once instead
 of once for each layer that reads it; the 1x1 convolutions are products of matrices, without
-transposing; and a query is multiplied by each of 73 distances once instead of by the distance of
-each pair of frames.
+transposing; and a query is multiplied by each of the 73 distances (64 frames before to 8 after),
+instead of by the distance of each pair of frames.
 
 Letters: B rows, T frames, C channels, H heads, E channels of a head, P distances.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from speakerlab.core.full_precision import widened
 
 
 def conformer_layer(layer: Any, state_BTC: Tensor) -> Tensor:
@@ -51,11 +53,14 @@ def attend(attention: Any, x_BTC: Tensor) -> Tensor:
     # The score of a query with each distance, then that of the distance of each pair of frames.
     distance_PE = attention.distance_embedding.weight
     by_distance_BHTP = query_BHTE @ distance_PE.t().to(query_BHTE.dtype)
+    # In fp32: the backward pass adds up the gradients of far frames, which share a distance.
+    by_distance_BHTP = widened(by_distance_BHTP)
     index_TT = distance_index(attention, num_frames=x_BTC.shape[1], device=x_BTC.device)
     index_BHTT = index_TT.expand(*by_distance_BHTP.shape[:2], -1, -1)
     position_BHTT = by_distance_BHTP.gather(3, index_BHTT)
 
-    scores_BHTT = query_BHTE @ key_BHTE.transpose(2, 3) + position_BHTT
+    product_BHTT = query_BHTE @ key_BHTE.transpose(2, 3)
+    scores_BHTT = product_BHTT + position_BHTT.to(product_BHTT.dtype)
     weights_BHTT = attention.dropout(scores_BHTT.softmax(-1).to(value_BHTE.dtype))
     heads_BTHE = (weights_BHTT @ value_BHTE).transpose(1, 2)
     return attention.linear_out(heads_BTHE.flatten(2))

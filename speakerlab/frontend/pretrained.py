@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from speakerlab.core.full_precision import widened
 from speakerlab.core.shapes import real_constants
 from speakerlab.frontend.encoder_inputs import (
     EncoderInput,
@@ -46,7 +47,7 @@ class PretrainedFrontEnd(nn.Module):
     """Features of a pretrained model. In: wave_BS. Out: feats_BTF.
 
     model: a folder, or `hf:owner/name`. layers: the states to use, from the first to the last; 0 is
-    the input of the first layer. Layers above the last are not even built. mean_norm: subtract the
+    the input of the first layer. Layers above the last are left out. mean_norm: subtract the
     mean over time of the weighted sum. dropout: in training, apply the dropout that the model was
     trained with; without it, the model is always in eval mode. lora: adapt some linear layers, and
     freeze the rest of the model. publish: what a published model holds: `whole`, all weights with
@@ -107,6 +108,11 @@ class PretrainedFrontEnd(nn.Module):
             # Ranks would wait for its gradient.
             self.encoder.get_submodule(self.final_norm).requires_grad_(False)
 
+        if mean_norm and joins_layers:
+            raise ValueError(
+                "frontend.mean_norm: is for the sum of the layers, but this model takes"
+                " all of them; set it to false"
+            )
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm
         num_channels = architecture[self.family.channels]
@@ -175,10 +181,11 @@ class PretrainedFrontEnd(nn.Module):
         states = self.states(x_B)
         if self.joins_layers:
             return torch.cat(states, dim=2)
+        # In fp32: the states of some models have channels far from 0.
         weight_L = self.layer_weights.softmax(0)
-        feats_BTF = weight_L[0] * states[0]
+        feats_BTF = weight_L[0] * widened(states[0])
         for index in range(1, self.num_layers):
-            feats_BTF = feats_BTF + weight_L[index] * states[index]
+            feats_BTF = feats_BTF + weight_L[index] * widened(states[index])
         if self.mean_norm:
             feats_BTF = feats_BTF - feats_BTF.mean(1, keepdim=True)
         return feats_BTF
@@ -209,8 +216,8 @@ class PretrainedFrontEnd(nn.Module):
             if digest != self.sha256:
                 raise ValueError(
                     f"{folder}: is another model, sha256 {digest[:12]} instead of"
-                    f" {self.sha256[:12]}; give the folder of the right one with"
-                    " frontend.model"
+                    f" {self.sha256[:12]}; set frontend.model to the folder of the right"
+                    " one (for a published model in its config.yaml)"
                 )
         tensors = read_weights(folder)
         fitting = fit_names(

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # Versions of 2022, so that older runtimes can open the file.
 OPSET, IR_VERSION = 18, 8
 MIN_COSINE = 0.99999  # between a row of the file's output and PyTorch's
+MOST_BYTES = 2**31 - 2**20  # of an ONNX file, with a little for the graph
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
 SECONDS_PER_TICK = 1.0  # of the bar
@@ -146,6 +147,12 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
     from onnxscript import optimizer
 
     embedder = module.embedder
+    num_bytes = sum(parameter.nbytes for parameter in embedder.parameters())
+    if num_bytes > MOST_BYTES:
+        raise ValueError(
+            f"export: the weights take {num_bytes / 2**30:.1f} GiB, an ONNX file at most"
+            " 2; use the model folder"
+        )
     if isinstance(embedder.frontend, PretrainedFrontEnd):
         embedder.frontend.prepare_for_export()
     num_samples = round(TRACED_SECONDS * embedder.sample_rate)

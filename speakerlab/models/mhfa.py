@@ -60,7 +60,8 @@ class MHFA(nn.Module):
         """Return the sum (B, T, C) of the layers, weighted by softmax(weights_L)."""
         share_L = weights_L.softmax(0)
         layers = split_layers(feats_BTF, self.num_layers)
-        sum_BTC = share_L[0] * layers[0]
+        # In fp32: the layers of some models have channels far from 0.
+        sum_BTC = share_L[0] * widened(layers[0])
         for share, layer_BTC in zip(share_L[1:], layers[1:]):
-            sum_BTC = sum_BTC + share * layer_BTC
+            sum_BTC = sum_BTC + share * widened(layer_BTC)
         return sum_BTC

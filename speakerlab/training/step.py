@@ -66,8 +66,13 @@ class OptimizerStep:
         # The module that computes the loss: the task. Where several ranks train, `Trainer.start`
         # sets it to DDP around the task, once the weights are loaded.
         self.model: Any = state.task
-        # Listed once, because walking through the tree of modules takes time in every step.
-        self.modules: list[nn.Module] = list(state.task.modules())
+        # Listed once, because walking through the tree of modules takes time in every step. Some
+        # are never in training mode: a pretrained model sets the mode of its parts itself.
+        state.task.train()
+        self.modules: list[nn.Module] = []
+        for module in state.task.modules():
+            if module.training:
+                self.modules.append(module)
 
     def take(self, micro_batches: Iterator[MicroBatch]) -> Update:
         """Take one step: forward and backward per micro-batch, then the update."""

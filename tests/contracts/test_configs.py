@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from pretrained_models import write_pretrained
+from refusals import refuses
 
 from speakerlab.config import build
 from speakerlab.config.layers import (
@@ -74,7 +75,7 @@ def read_each_file_once():
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_every_self_supervised_method_loads_on_every_model_in_every_recipe(path):
-    alone = [(model, None) for model in MODELS]
+    alone = [(model, None) for model in MODELS if model.stem not in PRETRAINED]
     for model, recipe in [
         *alone,
         *product([ROOT / "conf/campplus_tiny.yaml"], RECIPES),
@@ -104,6 +105,12 @@ def test_distillation_loads_on_every_model_in_every_recipe():
         assert sized.model.args["embed_dim"] == 192
         tuned = load_config([*layers, ROOT / "conf/finetune/own_data.yaml"])
         assert tuned.task == "verification"
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_a_pretrained_model_is_not_trained_without_labels(name):
+    with refuses("task", "ssl"):
+        load_config([ROOT / f"conf/{name}.yaml", ROOT / "conf/ssl/dino.yaml"])
 
 
 def test_every_stage_loads_on_every_model_over_a_pretrained_one():

@@ -77,7 +77,9 @@ def as_published(network: Any, member: Member, feats_BTF: torch.Tensor) -> Any:
     if member.layers == "last axis":
         return torch.stack(layers, -1).transpose(1, 2)
     if member.layers == "normalised":
-        return network.norm(feats_BTF)
+        normalised_BTF = network.norm(feats_BTF)
+        # WeSpeaker's cmvn, which is its default.
+        return normalised_BTF - normalised_BTF.mean(1, keepdim=True)
     return feats_BTF
 
 

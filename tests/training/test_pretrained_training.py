@@ -10,7 +10,7 @@ from finished import assert_same, finish
 from pretrained_models import write_pretrained
 from refusals import refuses
 
-from speakerlab.checkpoints.published import load_published
+from speakerlab.checkpoints.published import load_initial, load_published
 from speakerlab.config.schema import load_config
 from speakerlab.experiments import train
 from speakerlab.experiments.averaging import publish_average
@@ -224,6 +224,49 @@ def test_recomputing_layers_changes_no_weight(begin):
     assert_same(again.embedder.state_dict(), kept.embedder.state_dict())
 
 
+@pytest.mark.parametrize("dropout", [False, True])
+def test_steps_leave_the_pretrained_model_in_eval_mode(begin, dropout):
+    """The trainer sets modes by itself; with dropout, the model is in training mode."""
+    training = begin("exp", LORA, f"frontend.dropout={str(dropout).lower()}")
+    modes = set()
+
+    def note_mode(module, args):
+        if torch.is_grad_enabled():
+            modes.update(part.training for part in module.modules())
+
+    training.embedder.frontend.encoder.feature_projection.register_forward_pre_hook(
+        note_mode
+    )
+    finish(training)
+    assert modes == {dropout}
+
+
+def test_an_initial_model_brings_its_own_base(begin, base, tmp_path):
+    finish(begin("lora", LORA))
+    other = write_pretrained(tmp_path / "other", "w2v_bert", seed=1)
+    joint = begin("joint", JOINT, init=tmp_path / "lora", model=other)
+    assert joint.config.frontend["model"] == str(base)
+    start = load_published(tmp_path / "lora").embedder.state_dict()
+    assert_same(joint.embedder.state_dict(), start)
+    with refuses("frontend.sha256"):
+        begin("pinned", "frontend.sha256=0123", init=tmp_path / "lora")
+    with refuses(f"{tmp_path / 'lora/model'}", "another shape"):
+        begin(
+            "wider",
+            "model={name: adapter_mfa, args: {embed_dim: 20, adapter_dim: 8}}",
+            init=tmp_path / "lora",
+        )
+
+
+def test_the_untrained_model_has_the_weights_of_its_base(begin):
+    training = begin("exp", JOINT)
+    before = {key: v.clone() for key, v in training.embedder.state_dict().items()}
+    finish(training)
+    published = load_published(training.exp_dir).config
+    untrained = load_initial(training.exp_dir, published)
+    assert_same(untrained.state_dict(), before)
+
+
 def test_a_bad_batch_moves_nothing(begin):
     training = begin("exp", LORA)
     # A scale of the input that overflows every layer.
@@ -250,6 +293,7 @@ def test_a_bad_batch_moves_nothing(begin):
         ("data.features", ["data.features=fbank"]),
         ("augment.spec", ["augment.spec.num_time_masks=1"]),
         ("training.freeze", ["training.freeze=[front]"]),
+        ("frontend.mean_norm", ["frontend.mean_norm=true"]),
         ("frontend.sha256", ["frontend.sha256=0123"]),
     ],
 )

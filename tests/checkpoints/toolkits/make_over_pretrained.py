@@ -82,7 +82,13 @@ def whisper(base: Path) -> tuple[nn.Module, nn.Module, Any]:
     )
     pmfa = import_module("wespeaker.models.whisper_PMFA").whisper_PMFA
     network = pmfa(output_size=64, embedding_dim=16)
-    return front_end, network, lambda wave_BS: network(front_end(wave_BS, None)[0])
+
+    def embed(wave_BS: torch.Tensor) -> torch.Tensor:
+        feats_BTF, _ = front_end(wave_BS, None)
+        # WeSpeaker's cmvn, which is its default.
+        return network(feats_BTF - feats_BTF.mean(1, keepdim=True))
+
+    return front_end, network, embed
 
 
 class S3prl(nn.Module):
