@@ -10,6 +10,7 @@ Letters: B rows, S samples, T frames, H channels of a state, L layers, F feature
 """
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -76,6 +77,11 @@ class PretrainedFrontEnd(nn.Module):
         joins_layers: bool = False,
     ) -> None:
         super().__init__()
+        if find_spec("transformers") is None:
+            raise ValueError(
+                "frontend.name: ssl needs transformers, which is not installed; run"
+                " pip install transformers"
+            )
         if architecture is None or preprocessing is None:
             architecture, preprocessing = describe(model)
         self.model = model

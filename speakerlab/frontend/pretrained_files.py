@@ -135,8 +135,8 @@ def _download(model: str, *, needs_weights: bool) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ValueError(
-            f"frontend.model: {model} needs huggingface_hub; run"
-            " pip install 'speakerlab[ssl]', or give a folder"
+            f"frontend.model: {model} needs huggingface_hub, which is not installed; run"
+            " pip install huggingface_hub, or give a folder"
         ) from None
 
     name, _, revision = model.removeprefix(HUB).partition("@")

@@ -364,3 +364,17 @@ def test_unknown_targets_of_lora_are_refused(folders):
     lora = Lora(rank=4, alpha=8.0, targets=("query",))
     with refuses("frontend.lora.targets", "query", "linear_q"):
         PretrainedFrontEnd(model=str(folders["w2v_bert"]), lora=lora)
+
+
+def test_without_transformers_it_is_refused_in_one_line(folders, monkeypatch):
+    monkeypatch.setattr("speakerlab.frontend.pretrained.find_spec", lambda name: None)
+    with refuses("frontend.name", "pip install transformers"):
+        load(folders["wavlm"])
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with refuses("frontend.model", "hf:nobody/nothing", "cannot be downloaded"):
+        load("hf:nobody/nothing")
