@@ -44,26 +44,44 @@ def narrowed(x: Tensor) -> Tensor:
 
 def attend(attention: Any, x_BTC: Tensor) -> Tensor:
     """Return self-attention with a learned embedding of each distance between two frames."""
-    shape = (*x_BTC.shape[:2], attention.num_heads, attention.head_size)
-    query_BHTE = attention.linear_q(x_BTC).view(shape).transpose(1, 2)
-    key_BHTE = attention.linear_k(x_BTC).view(shape).transpose(1, 2)
-    value_BHTE = attention.linear_v(x_BTC).view(shape).transpose(1, 2)
+    query_BHTE = heads_of(attention, attention.linear_q(x_BTC))
+    key_BHTE = heads_of(attention, attention.linear_k(x_BTC))
+    value_BHTE = heads_of(attention, attention.linear_v(x_BTC))
     query_BHTE = query_BHTE * attention.scaling
 
-    # The score of a query with each distance, then that of the distance of each pair of frames.
-    distance_PE = attention.distance_embedding.weight
-    by_distance_BHTP = query_BHTE @ distance_PE.t().to(query_BHTE.dtype)
+    # The score of a query with each distance, then with the distance of each pair of frames.
+    embedding_PE = attention.distance_embedding.weight
+    embedding_EP = embedding_PE.t().to(query_BHTE.dtype)
     # In fp32: the backward pass adds up the gradients of far frames, which share a distance.
-    by_distance_BHTP = widened(by_distance_BHTP)
-    index_TT = distance_index(attention, num_frames=x_BTC.shape[1], device=x_BTC.device)
-    index_BHTT = index_TT.expand(*by_distance_BHTP.shape[:2], -1, -1)
+    by_distance_BHTP = widened(query_BHTE @ embedding_EP)
+    index_TT = distance_index(
+        attention,
+        num_frames=x_BTC.shape[1],
+        device=x_BTC.device,
+    )
+    batch_size, num_heads, _, _ = by_distance_BHTP.shape
+    index_BHTT = index_TT.expand(batch_size, num_heads, -1, -1)
     position_BHTT = by_distance_BHTP.gather(3, index_BHTT)
 
-    product_BHTT = query_BHTE @ key_BHTE.transpose(2, 3)
-    scores_BHTT = product_BHTT + position_BHTT.to(product_BHTT.dtype)
-    weights_BHTT = attention.dropout(scores_BHTT.softmax(-1).to(value_BHTE.dtype))
-    heads_BTHE = (weights_BHTT @ value_BHTE).transpose(1, 2)
-    return attention.linear_out(heads_BTHE.flatten(2))
+    key_BHET = key_BHTE.transpose(2, 3)
+    scores_BHTT = query_BHTE @ key_BHET
+    scores_BHTT = scores_BHTT + position_BHTT.to(scores_BHTT.dtype)
+    weights_BHTT = scores_BHTT.softmax(-1).to(value_BHTE.dtype)
+    heads_BHTE = attention.dropout(weights_BHTT) @ value_BHTE
+    joined_BTC = heads_BHTE.transpose(1, 2).flatten(2)
+    return attention.linear_out(joined_BTC)
+
+
+def heads_of(attention: Any, x_BTC: Tensor) -> Tensor:
+    """Return the channels divided among the heads, (B, T, C) -> (B, H, T, E)."""
+    batch_size, num_frames, _ = x_BTC.shape
+    x_BTHE = x_BTC.view(
+        batch_size,
+        num_frames,
+        attention.num_heads,
+        attention.head_size,
+    )
+    return x_BTHE.transpose(1, 2)
 
 
 def distance_index(attention: Any, *, num_frames: int, device: torch.device) -> Tensor:
@@ -77,11 +95,17 @@ def distance_index(attention: Any, *, num_frames: int, device: torch.device) -> 
 
 def convolve(module: Any, x_BTC: Tensor) -> Tensor:
     """Return the causal depthwise convolution of a conformer, between two 1x1 convolutions."""
-    gated_BTC = F.glu(F.linear(x_BTC, module.pointwise_conv1.weight.squeeze(2)))
+    first_weight = module.pointwise_conv1.weight.squeeze(2)
+    last_weight = module.pointwise_conv2.weight.squeeze(2)
+    gated_BTC = F.glu(F.linear(x_BTC, first_weight))
+
+    # Padded on the left only: a frame sees those before it.
+    gated_BCT = gated_BTC.transpose(1, 2)
     num_before = module.depthwise_conv.kernel_size[0] - 1
-    padded_BCT = F.pad(gated_BTC.transpose(1, 2), (num_before, 0))
-    convolved_BTC = module.depthwise_conv(padded_BCT).transpose(1, 2)
+    padded_BCT = F.pad(gated_BCT, (num_before, 0))
+    convolved_BCT = module.depthwise_conv(padded_BCT)
+
+    convolved_BTC = convolved_BCT.transpose(1, 2)
     normalised_BTC = narrowed(module.depthwise_layer_norm(convolved_BTC))
     activated_BTC = module.activation(normalised_BTC)
-    mixed_BTC = F.linear(activated_BTC, module.pointwise_conv2.weight.squeeze(2))
-    return module.dropout(mixed_BTC)
+    return module.dropout(F.linear(activated_BTC, last_weight))

@@ -198,10 +198,13 @@ class PretrainedFrontEnd(nn.Module):
 
     def states(self, x_B: Tensor) -> list[Tensor]:
         """Return the states (B, T, H) of the chosen layers, for the input of the encoder."""
+        # A frozen encoder keeps nothing for a backward pass.
         learns = any(parameter.requires_grad for parameter in self.encoder.parameters())
-        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            states = list(self.family.states(self.encoder, x_B, self._run))
-        return states[self.first_layer :]
+        needs_grad = learns and torch.is_grad_enabled()
+        with torch.set_grad_enabled(needs_grad):
+            states = self.family.states(self.encoder, x_B, self._run)
+            all_states = list(states)
+        return all_states[self.first_layer :]
 
     def _run(self, layer: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a layer; keep its inner results for the backward pass, or compute them again."""
