@@ -9,16 +9,18 @@ The front end belongs to the published model: training, extraction and export sh
 """
 
 from collections.abc import Mapping
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from speakerlab.core.registry import Registry
+
+if TYPE_CHECKING:  # this package is imported where torch is not, for its VAD
+    from torch import nn
 
 DEFAULT = "fbank"  # the front end of a section without a name
 # `name` in the section `frontend` -> front end. A front end has the attributes `sample_rate`,
 # `min_samples`, `frame_shift`, `max_seconds` and `feat_dim`, and the methods `num_frames` and
 # `samples_used` of `Fbank`.
-FRONTENDS: Mapping[str, type[nn.Module]] = Registry(
+FRONTENDS: "Mapping[str, type[nn.Module]]" = Registry(
     __name__,
     {
         DEFAULT: "fbank:Fbank",
