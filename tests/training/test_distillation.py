@@ -402,14 +402,14 @@ def test_frames_are_learned_in_units_of_their_deviation(begin):
     distance = training.trainer.task.frame_distance
     assert distance.deviation_C.min() >= 0.29 * distance.deviation_C.median()
     finish(training)
-    first, *_, last = [row["loss"] for row in rows_of(training, "train")]
-    assert last < first
+    with_frames = np.mean([row["loss"] for row in rows_of(training, "train")])
 
     silent = begin("silent", FRAMES, WITHOUT_CONTRAST, "distil.frame_weight=1e-9")
     finish(silent)
-    _, *_, without_frames = [row["loss"] for row in rows_of(silent, "train")]
-    # The distance of frames is about 1, the mean square of their units, times the weight.
-    assert without_frames < last < without_frames + 4.0
+    without_frames = np.mean([row["loss"] for row in rows_of(silent, "train")])
+    # The distance of frames is about 1, the mean square of their units, times the weight of 3. Of
+    # so few steps, single losses depend on rounding.
+    assert without_frames + 1.5 < with_frames < without_frames + 4.5
 
 
 def test_an_utterance_has_one_target_whatever_its_crop(begin, teacher):
