@@ -1,11 +1,11 @@
 """Directions of embeddings beside those of another model.
 
-All embeddings of a model share a part along their mean, which does not depend on the speaker.
-Where they are of several corpora, one direction more stands out, which tells corpora apart. A
-student predicts both with an error that changes every cosine with the teacher. So the embeddings of
-students, and their targets, are without them, as word vectors are in Mu and Viswanath,
-"All-but-the-top", ICLR 2018, arXiv 1702.01417. Cosines with the teacher's embeddings are then
-lower, but rank speakers better.
+All embeddings of a model share a part along their mean, which does not depend on the speaker. In
+embeddings of several corpora, the variance along another direction is much larger than along any
+other; it separates the corpora. A student's error along these two directions would change every
+cosine with the teacher. So both are subtracted from the embeddings of students and from their
+targets, as from word vectors in Mu and Viswanath, "All-but-the-top", ICLR 2018, arXiv 1702.01417.
+Cosines with the teacher's embeddings are then lower, but rank speakers better.
 
 Letters: N utterances, B rows, K common directions, D dimensions.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 NUM_COMMON = 2  # the mean, and a direction that stands out
-# Of one corpus, the largest variance is 1.05 to 1.3 times the next one: it tells speakers apart,
-# as all others do. Of three corpora together it is 1.7 times the next.
+# In one corpus, the largest variance is 1.05 to 1.3 times the next one, and its direction separates
+# speakers, as all others do. In three corpora together it is 1.7 times the next.
 STANDS_OUT = 1.5
 
 

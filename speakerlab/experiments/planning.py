@@ -354,6 +354,7 @@ def footprint(
             embed,
             [*parameters, *loss.copies],
         )
+        backbone_crop += _state_bytes(frontend, loss.crops)
         if isinstance(frontend, PretrainedFrontEnd) and frontend.recomputes_layers:
             # In the backward pass, one layer at a time is kept whole.
             frontend.recomputes_layers = False
@@ -370,6 +371,22 @@ def footprint(
             trained=sum(parameter.nbytes for parameter in trained),
             momentum=_momentum_bytes(config, trained),
         )
+
+
+def _state_bytes(frontend: Any, all_crops: Sequence[Crops]) -> int:
+    """Return the bytes per crop of the states of a frozen pretrained model, in fp32.
+
+    No backward pass needs them, but all exist at once before they are joined or summed. Those of a
+    model that learns are among the saved tensors.
+    """
+    if not isinstance(frontend, PretrainedFrontEnd) or frontend.learns:
+        return 0
+    num_bytes = 0
+    for crops in all_crops:
+        num_frames = crops.num_crops * frontend.num_frames(crops.num_samples)
+        values_per_frame = frontend.num_layers * frontend.num_channels
+        num_bytes += 4 * num_frames * values_per_frame
+    return num_bytes
 
 
 def rank_footprint(

@@ -122,6 +122,7 @@ class PretrainedFrontEnd(nn.Module):
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm
         num_channels = architecture[self.family.channels]
+        self.num_channels = num_channels  # of a state
         self.feat_dim = num_channels * (self.num_layers if joins_layers else 1)
         if not joins_layers:
             # Equal weights at first; the sum of the weights is 1.
@@ -141,6 +142,12 @@ class PretrainedFrontEnd(nn.Module):
         layers = self.encoder.get_submodule(self.family.layers)
         assert isinstance(layers, nn.ModuleList)
         return layers
+
+    @property
+    def learns(self) -> bool:
+        """Return whether the encoder, or an adapter in it, is trained."""
+        parameters = self.encoder.parameters()
+        return any(parameter.requires_grad for parameter in parameters)
 
     @property
     def sample_rate(self) -> int:
@@ -199,8 +206,7 @@ class PretrainedFrontEnd(nn.Module):
     def states(self, x_B: Tensor) -> list[Tensor]:
         """Return the states (B, T, H) of the chosen layers, for the input of the encoder."""
         # A frozen encoder keeps nothing for a backward pass.
-        learns = any(parameter.requires_grad for parameter in self.encoder.parameters())
-        needs_grad = learns and torch.is_grad_enabled()
+        needs_grad = self.learns and torch.is_grad_enabled()
         with torch.set_grad_enabled(needs_grad):
             states = self.family.states(self.encoder, x_B, self._run)
             all_states = list(states)

@@ -356,6 +356,10 @@ def test_the_footprint_over_a_pretrained_model_is_what_a_pass_keeps(tmp_path, st
     if stage == "lora":
         assert predicted.trained < 0.9 * predicted.weights
 
+    frozen = load_config([], [*settings[:2], "training.freeze=[frontend]"])
+    states = 4 * build.build_embedder(frozen).frontend.num_frames(48000) * 4 * 32
+    assert footprint(frozen, num_classes=10, precision="fp32").crop > states
+
     recomputed = load_config([], [*settings, "runtime.checkpoint_layers=true"])
     smaller = footprint(recomputed, num_classes=10, precision="fp32")
     assert smaller.crop < 0.7 * predicted.crop

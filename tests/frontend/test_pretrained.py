@@ -95,10 +95,16 @@ def test_features_of_whisper_are_those_of_transformers():
 def their_states(folder: Path, wave_BS: np.ndarray) -> list[torch.Tensor]:
     """The states that transformers computes, from its own features."""
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    inputs = extractor(list(wave_BS), sampling_rate=RATE, return_tensors="pt")
-    network = model.encoder if model.config.model_type == "whisper" else model
-    output = network(**inputs, output_hidden_states=True)
+    inputs = extractor(
+        list(wave_BS),
+        sampling_rate=RATE,
+        return_tensors="pt",
+    )
+    model = transformers.AutoModel.from_pretrained(folder)
+    model.eval()
+    if model.config.model_type == "whisper":
+        model = model.encoder
+    output = model(**inputs, output_hidden_states=True)
     # The last state is the output of the model, which large models normalise.
     return [*output.hidden_states[:-1], output.last_hidden_state]
 
