@@ -59,8 +59,8 @@ FILES = 256  # open files of a rank besides its batches
 GUESSED_SPEAKERS = 10_000
 FREE_SHARE = 0.9  # share of a card's memory that should be free
 TORCHRUN_LOG = r"[EWI]\d{4} \d\d:\d\d"  # start of the lines of torchrun's log
-# From this release on, torchaudio runs with this torch and later ones; before, only with its own
-# (docs.pytorch.org/audio/2.11.0/installation.html).
+# torchaudio 2.11.0 runs with this torch and later ones; earlier ones only with their own
+# (docs.pytorch.org/audio/2.11.0/installation.html). 2.11.1 needs a later torch than 2.11.
 TORCHAUDIO_OF_LATER_TORCH = (2, 11)
 LIMIT_SECONDS = 60.0  # includes the start of Python and torch
 
@@ -115,7 +115,7 @@ def software(_: Plan) -> Iterator[Line]:
     # speakerlab itself does not import it, but other programs in the environment do.
     fix = f'pip install "torchaudio=={major}.{minor}.*"'
     if torch_release >= TORCHAUDIO_OF_LATER_TORCH:
-        fix = "pip install --upgrade torchaudio"
+        fix = 'pip install "torchaudio==2.11.0"'
     try:
         import torchaudio
 

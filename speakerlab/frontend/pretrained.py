@@ -10,7 +10,6 @@ Letters: B rows, S samples, T frames, H channels of a state, L layers, F feature
 """
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -77,11 +76,7 @@ class PretrainedFrontEnd(nn.Module):
         joins_layers: bool = False,
     ) -> None:
         super().__init__()
-        if find_spec("transformers") is None:
-            raise ValueError(
-                "frontend.name: ssl needs transformers, which is not installed; run"
-                " pip install transformers"
-            )
+        require_transformers()
         if architecture is None or preprocessing is None:
             architecture, preprocessing = describe(model)
         self.model = model
@@ -336,6 +331,27 @@ def fit_names(
             f" ({', '.join(unfit[:3])}); download the model again"
         )
     return {name: renamed[prefix + name] for name in wanted}
+
+
+def require_transformers() -> None:
+    """Refuse an environment where transformers is missing or cannot be imported.
+
+    It imports torchaudio where that is installed, so one for another torch is also a reason.
+    """
+    try:
+        import transformers.audio_utils  # noqa: F401
+    except ModuleNotFoundError as error:
+        missing = error.name or "a module"
+        raise ValueError(
+            f"frontend.name: ssl needs transformers, but {missing} is not installed; run"
+            " pip install transformers"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"frontend.name: ssl needs transformers, which cannot be imported ({reason});"
+            " run `speakerlab doctor`, which says what does not fit"
+        ) from error
 
 
 def find_family(model: str, architecture: Mapping[str, Any]) -> Family:

@@ -130,8 +130,8 @@ def test_gpus_that_training_would_miss_fail(monkeypatch, changes, visible, refus
         ("2.10.0+cu128", "2.10.1", ""),
         ("2.10.0+cu128", "2.9.0", 'pip install "torchaudio==2.10.*"'),
         ("2.10.0", "2.11.0", 'pip install "torchaudio==2.10.*"'),
-        ("2.11.0", "2.10.0", "pip install --upgrade torchaudio"),
-        ("2.14.1", "2.9.1", "pip install --upgrade torchaudio"),
+        ("2.11.0", "2.10.0", 'pip install "torchaudio==2.11.0"'),
+        ("2.14.1", "2.9.1", 'pip install "torchaudio==2.11.0"'),
         # torchaudio is not needed
         ("2.14.1", None, ""),
     ],

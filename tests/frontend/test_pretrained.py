@@ -1,7 +1,10 @@
 """Front ends of pretrained models: features and states are those of transformers."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from pretrained_models import MODELS, write_pretrained
-from refusals import refuses
+from refusals import refused, refuses
 
 from speakerlab.frontend.encoder_inputs import StackedFbank, Waves, WhisperMel
 from speakerlab.frontend.lora import Lora, LoraLinear
@@ -373,9 +376,23 @@ def test_unknown_targets_of_lora_are_refused(folders):
 
 
 def test_without_transformers_it_is_refused_in_one_line(folders, monkeypatch):
-    monkeypatch.setattr("speakerlab.frontend.pretrained.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "transformers.audio_utils", raising=False)
     with refuses("frontend.name", "pip install transformers"):
         load(folders["wavlm"])
+
+
+def test_a_torchaudio_of_another_torch_is_refused_in_one_line(tmp_path):
+    """transformers imports torchaudio where that is installed."""
+    pytest.importorskip("torchaudio")
+    (tmp_path / "torchaudio.py").write_text("raise OSError('undefined symbol')\n")
+    code = "from speakerlab.frontend.pretrained import require_transformers as f; f()"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    subject = "ValueError: frontend.name"
+    assert refused(ended.stderr, subject, "undefined symbol", "doctor")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
