@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # VoxCeleb over a pretrained speech model, in up to three trainings: the network over its layers with
-# adapters, all weights, and all weights with a large margin. docs/ssl-front-ends.md has other corpora.
+# adapters, all weights, and all weights with a large margin.
 #   bash egs/voxceleb/run_pretrained.sh --corpus DIR --gpus "0 1 2 3" --pretrained DIR
+# The same on the data of another recipe, such as cnceleb, 3dspeaker or own, after its stages 0 to 2:
+#   bash egs/voxceleb/run_pretrained.sh --stage 3 --data egs/cnceleb/data --exp EXP --pretrained DIR
 # Read whole before it runs, so that you may edit it meanwhile.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -78,7 +80,7 @@ fi
 
 if stage 6 'scores and report'; then
   for system in "${systems[@]}"; do
-    run speakerlab score --exp "$system" --trials "$data"/test/trials_{O,E,H} \
+    run speakerlab score --exp "$system" --trials "$data"/test/trials* \
       --backend cosine mean+cosine mean+cosine+asnorm --development "$data/train" "${devices[@]}"
   done
   say "to compare two recordings: speakerlab verify A.wav B.wav --model ${systems[-1]}"

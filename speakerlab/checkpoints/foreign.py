@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, opened, read_tensors
-from speakerlab.checkpoints.over_pretrained import MODEL_TYPES, translate
+from speakerlab.checkpoints.over_pretrained import kind_of, translate
 from speakerlab.checkpoints.published import (
     Published,
     load_published,
@@ -85,8 +85,10 @@ def import_checkpoint(
         tensors = read_tensors(file)
 
         head_CD = tensors.get(f"{PROJECTION}weight")
-        if foreign.kind in MODEL_TYPES:
+        kind = kind_of(tensors, foreign)
+        if kind is not None:
             return _import_over_pretrained(
+                kind,
                 path,
                 out,
                 tensors,
@@ -200,6 +202,7 @@ def _head_of(
 
 
 def _import_over_pretrained(
+    kind: str,
     path: Path,
     out: Path,
     tensors: Mapping[str, Tensor],
@@ -210,13 +213,15 @@ def _import_over_pretrained(
     force: bool,
 ) -> Published:
     """Import a checkpoint over a pretrained model, without its head."""
-    translated = translate(tensors, foreign, pretrained=pretrained, where=str(path))
+    translated = translate(
+        kind, tensors, foreign, pretrained=pretrained, where=str(path)
+    )
     values = {"model": translated.model, "frontend": translated.frontend}
     our_config = parse_config(values, origin={"": str(foreign.path or path)})
     embedder = build_embedder(our_config)
     assert isinstance(embedder.frontend, PretrainedFrontEnd)
     missing, unexpected = embedder.load_state_dict(translated.state, strict=False)
-    # WeSpeaker has no part that would normalise the last layer, where a lower one is the last used.
+    # Some code has no part that would normalise the last layer, where a lower one is the last used.
     unused = f"frontend.encoder.{embedder.frontend.final_norm}."
     odd = [
         name
@@ -232,11 +237,11 @@ def _import_over_pretrained(
         )
     source_file = path if path.is_file() else None
     source = {
-        "toolkit": "wespeaker",
+        "toolkit": "wespeaker" if foreign.toolkit else kind,
         "file": path.name,
         "sha256": file_sha256(source_file) if source_file else None,
         "architecture": f"{our_config.model.name} over {pretrained}",
-        "features": foreign.kind,
+        "features": kind,
         **about,
     }
     publish(

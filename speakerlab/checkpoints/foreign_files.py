@@ -30,7 +30,7 @@ NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")
 ENDINGS = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 # Keys under which a training puts the tensors of a model.
-WRAPPERS = ("state_dict", "model_state_dict", "model")
+WRAPPERS = ("state_dict", "model_state_dict", "model", "modules", "spk_model")
 # Put before every name by data-parallel training and torch.compile, and by the classes that
 # trainers such as PyTorch Lightning put around a model.
 PREFIXES = (

@@ -1,8 +1,12 @@
-"""Checkpoints of WeSpeaker over a pretrained model: w2v-BERT 2.0, WavLM (s3prl) and Whisper.
+"""Checkpoints of other toolkits over a pretrained model.
 
-In: tensors, WeSpeaker's configuration, and the description of the pretrained model. Out: tensors by
-our names, and the sections `model` and `frontend` of our configuration. All weights come from the
-checkpoint, which has those of the pretrained model, too.
+WeSpeaker's over w2v-BERT 2.0, WavLM (s3prl) and Whisper; those of the authors of w2v-BERT 2.0 for
+speaker verification (github.com/ZXHY-82/w2v-BERT-2.0_SV); Microsoft's over WavLM, HuBERT and
+wav2vec 2.0 (github.com/microsoft/UniSpeech, downstreams/speaker_verification).
+
+In: tensors, WeSpeaker's configuration if there is one, and the description of the pretrained model.
+Out: tensors by our names, and the sections `model` and `frontend` of our configuration. All weights
+come from the checkpoint, which has those of the pretrained model, too.
 """
 
 import re
@@ -19,40 +23,50 @@ from speakerlab.frontend.pretrained_files import describe
 PROJECTION = "projection."  # the head
 FRONT_END = "frontend."
 ENCODER = "frontend.encoder."
-# WeSpeaker's `frontend` -> (pattern, replacement) pairs, applied in turn with `re.sub` to a name.
-# Replaced by "": a tensor that has no part in the embedding.
-RENAMES: Mapping[str, list[tuple[str, str]]] = {
-    # transformers' own names, with those of peft around them in the first stage.
-    "w2vbert": [
-        (r"^frontend\.encoder\.base_model\.model\.", ENCODER),
-        (r"\.base_layer\.", "."),
-        (r"\.lora_([AB])\.default\.weight$", r".lora_\1"),
-    ],
-    # Microsoft's names of WavLM, in transformers' terms.
+LORA_A = ".lora_A"
+# (pattern, replacement) pairs, applied in turn with `re.sub` to a name. Replaced by "": a tensor
+# that has no part in the embedding.
+Renames = list[tuple[str, str]]
+# transformers' own names, with those of peft around them in the first stage.
+PEFT: Renames = [
+    (r"^frontend\.encoder\.base_model\.model\.", ENCODER),
+    (r"\.base_layer\.", "."),
+    (r"\.lora_([AB])\.default\.weight$", r".lora_\1"),
+]
+# fairseq's names of wav2vec 2.0 and its followers, in transformers' terms.
+FAIRSEQ: Renames = [
+    (
+        r"^frontend\.encoder\.(mask_emb|final_proj|label_embs_concat|project_q|quantizer)\b.*",
+        "",
+    ),
+    (r"(feature_extractor\.conv_layers\.\d+)\.0\.", r"\1.conv."),
+    (r"(feature_extractor\.conv_layers\.\d+)\.2\.(1\.)?", r"\1.layer_norm."),
+    (
+        r"^frontend\.encoder\.post_extract_proj\.",
+        ENCODER + "feature_projection.projection.",
+    ),
+    (
+        r"^frontend\.encoder\.layer_norm\.",
+        ENCODER + "feature_projection.layer_norm.",
+    ),
+    (r"\.pos_conv\.0\.weight_g$", ".pos_conv.0.parametrizations.weight.original0"),
+    (r"\.pos_conv\.0\.weight_v$", ".pos_conv.0.parametrizations.weight.original1"),
+    (r"\.pos_conv\.0\.", ".pos_conv_embed.conv."),
+    (r"\.self_attn\.grep_linear\.", ".attention.gru_rel_pos_linear."),
+    (r"\.self_attn\.grep_a$", ".attention.gru_rel_pos_const"),
+    (r"\.self_attn\.relative_attention_bias\.", ".attention.rel_attn_embed."),
+    (r"\.self_attn\.", ".attention."),
+    (r"\.self_attn_layer_norm\.", ".layer_norm."),
+    (r"\.fc1\.", ".feed_forward.intermediate_dense."),
+    (r"\.fc2\.", ".feed_forward.output_dense."),
+]
+# Kind of checkpoint -> pairs.
+RENAMES: Mapping[str, Renames] = {
+    "w2vbert": PEFT,
     "s3prl": [
         (r"^frontend\.featurizer\.weights$", "frontend.layer_weights"),
         (r"^frontend\.upstream\.upstream\.model\.", ENCODER),
-        (r"^frontend\.encoder\.mask_emb$", ""),
-        (r"(feature_extractor\.conv_layers\.\d+)\.0\.", r"\1.conv."),
-        (r"(feature_extractor\.conv_layers\.\d+)\.2\.(1\.)?", r"\1.layer_norm."),
-        (
-            r"^frontend\.encoder\.post_extract_proj\.",
-            ENCODER + "feature_projection.projection.",
-        ),
-        (
-            r"^frontend\.encoder\.layer_norm\.",
-            ENCODER + "feature_projection.layer_norm.",
-        ),
-        (r"\.pos_conv\.0\.weight_g$", ".pos_conv.0.parametrizations.weight.original0"),
-        (r"\.pos_conv\.0\.weight_v$", ".pos_conv.0.parametrizations.weight.original1"),
-        (r"\.pos_conv\.0\.", ".pos_conv_embed.conv."),
-        (r"\.self_attn\.grep_linear\.", ".attention.gru_rel_pos_linear."),
-        (r"\.self_attn\.grep_a$", ".attention.gru_rel_pos_const"),
-        (r"\.self_attn\.relative_attention_bias\.", ".attention.rel_attn_embed."),
-        (r"\.self_attn\.", ".attention."),
-        (r"\.self_attn_layer_norm\.", ".layer_norm."),
-        (r"\.fc1\.", ".feed_forward.intermediate_dense."),
-        (r"\.fc2\.", ".feed_forward.output_dense."),
+        *FAIRSEQ,
     ],
     # OpenAI's names of Whisper, in transformers' terms.
     "whisper_encoder": [
@@ -72,13 +86,31 @@ RENAMES: Mapping[str, list[tuple[str, str]]] = {
         (r"\.mlp\.2\.", ".fc2."),
         (r"\.mlp_ln\.", ".final_layer_norm."),
     ],
+    "w2v-BERT-2.0_SV": [(r"^front\.", FRONT_END), *PEFT],
+    "UniSpeech": [
+        (r"^feature_weight$", "frontend.layer_weights"),
+        (r"^feature_extract\.model\.", ENCODER),
+        *FAIRSEQ,
+        # WeSpeaker's names of ECAPA-TDNN: both took it from the same code.
+        (r"\.Conv1dReluBn1\.", ".se_res2block.0."),
+        (r"\.Res2Conv1dReluBn\.", ".se_res2block.1."),
+        (r"\.Conv1dReluBn2\.", ".se_res2block.2."),
+        (r"\.SE_Connect\.", ".se_res2block.3."),
+        (r"^pooling\.", "pool."),
+        (r"^loss_calculator\..*", ""),  # the head
+    ],
 }
-# WeSpeaker's `frontend` -> `model_type` of the pretrained model.
-MODEL_TYPES = {
-    "w2vbert": "wav2vec2-bert",
-    "s3prl": "wavlm",
-    "whisper_encoder": "whisper",
+# Kind of checkpoint -> `model_type` of the pretrained models that it may have. WeSpeaker's kinds
+# are the values of `frontend` in its configuration.
+MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
+    "w2vbert": ("wav2vec2-bert",),
+    "s3prl": ("wavlm",),
+    "whisper_encoder": ("whisper",),
+    "w2v-BERT-2.0_SV": ("wav2vec2-bert",),
+    "UniSpeech": ("wavlm", "hubert", "wav2vec2"),
 }
+# Kinds without a configuration -> how the names in the front end begin.
+PREFIXES = {"w2v-BERT-2.0_SV": "front.", "UniSpeech": "feature_extract.model."}
 
 
 class Translated(NamedTuple):
@@ -89,7 +121,18 @@ class Translated(NamedTuple):
     state: dict[str, Tensor]  # of the embedder
 
 
+def kind_of(tensors: Mapping[str, Tensor], foreign: ForeignConfig) -> str | None:
+    """Return the kind of a checkpoint over a pretrained model; None if it is over none."""
+    if foreign.kind in MODEL_TYPES:
+        return foreign.kind
+    for kind, prefix in PREFIXES.items():
+        if any(name.startswith(prefix) for name in tensors):
+            return kind
+    return None
+
+
 def translate(
+    kind: str,
     tensors: Mapping[str, Tensor],
     foreign: ForeignConfig,
     *,
@@ -101,7 +144,6 @@ def translate(
     Of the pretrained model, only the description is read. Raises ValueError if it is missing or
     does not belong to the checkpoint.
     """
-    kind = foreign.kind
     if pretrained is None:
         raise ValueError(
             f"{where}: has a pretrained model as its front end ({kind}); add --pretrained"
@@ -109,14 +151,21 @@ def translate(
             " describe it"
         )
     description = describe(pretrained)
-    model_type = description.architecture.get("model_type")
-    if model_type != MODEL_TYPES[kind]:
+    model_type = str(description.architecture.get("model_type"))
+    if model_type not in MODEL_TYPES[kind]:
         raise ValueError(
             f"--pretrained: {pretrained} is a {model_type}, but {where} has a"
-            f" {MODEL_TYPES[kind]} ({kind}); give the model that it was trained with"
+            f" {' or '.join(MODEL_TYPES[kind])} ({kind}); give the model that it was"
+            " trained with"
         )
 
     renamed = rename(tensors, kind)
+    has_adapters = any(name.endswith(LORA_A) for name in renamed)
+    if has_adapters and kind == "w2v-BERT-2.0_SV":
+        raise ValueError(
+            f"{where}: has LoRA adapters apart from the weights, and nothing says their"
+            " alpha; merge them with the authors' utils/lora_merge.py"
+        )
     merge_adapters(renamed, foreign)
     state: dict[str, Tensor] = {}
     backbone: dict[str, Tensor] = {}
@@ -131,14 +180,22 @@ def translate(
         "architecture": description.architecture,
         "preprocessing": description.preprocessing,
     }
-    family = FAMILIES[MODEL_TYPES[kind]]
-    if kind == "w2vbert":
+    family = FAMILIES[model_type]
+    if model_type == "wav2vec2-bert":
+        if kind == "w2vbert" and foreign.subtracts_mean():
+            raise ValueError(
+                f"{foreign.path}: dataset_args.cmvn: the mean of the layers of w2v-BERT"
+                " is not subtracted here; import models that were trained without"
+            )
         num_layers = description.architecture[family.num_layers]
         model, frontend["layers"] = _adapter_mfa(backbone, num_layers)
-    elif kind == "whisper_encoder":
+    elif model_type == "whisper":
         model, frontend["layers"] = _pmfa(backbone, foreign)
     else:
-        frontend["mean_norm"] = foreign.subtracts_mean()
+        is_microsofts = kind == "UniSpeech"
+        # Microsoft's InstanceNorm.
+        frontend["variance_norm"] = is_microsofts
+        frontend["mean_norm"] = is_microsofts or foreign.subtracts_mean()
         feat_dim = description.architecture[family.channels]
         recognised = recognise(
             {name: tuple(tensor.shape) for name, tensor in backbone.items()},
@@ -147,7 +204,9 @@ def translate(
             feat_dim=feat_dim,
             where=where,
         )
-        model = {"name": recognised.row.model, "args": recognised.args}
+        model = {"name": recognised.row.model, "args": dict(recognised.args)}
+        if is_microsofts:
+            model["args"]["pool_eps"] = 1e-9
         backbone = {
             name: backbone[published_name]
             for name, published_name in recognised.names.items()
@@ -202,9 +261,8 @@ def _pmfa(
 
 def merge_adapters(renamed: dict[str, Tensor], foreign: ForeignConfig) -> None:
     """Add the adapters of a first stage (LoRA) to the weights that they adapt, in place."""
-    suffix = ".lora_A"
-    for name in [name for name in renamed if name.endswith(suffix)]:
-        layer = name.removesuffix(suffix)
+    for name in [name for name in renamed if name.endswith(LORA_A)]:
+        layer = name.removesuffix(LORA_A)
         a_RI = renamed.pop(name)
         b_OR = renamed.pop(f"{layer}.lora_B")
         scale = foreign.lora_alpha() / len(a_RI)

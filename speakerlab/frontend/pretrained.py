@@ -39,6 +39,7 @@ RENAMED = {
     ".weight_g": ".parametrizations.weight.original0",
     ".weight_v": ".parametrizations.weight.original1",
 }
+VARIANCE_FLOOR = 1e-5  # as torch.nn.InstanceNorm1d, which Microsoft's models have here
 # Parts that a pretrained model may have after its layers, and that its states do not pass.
 REFUSED_PARTS = ("add_adapter", "use_intermediate_ffn_before_adapter")
 
@@ -47,11 +48,12 @@ class PretrainedFrontEnd(nn.Module):
     """Features of a pretrained model. In: wave_BS. Out: feats_BTF.
 
     model: a folder, or `hf:owner/name`. layers: the states to use, from the first to the last; 0 is
-    the input of the first layer. Layers above the last are left out. mean_norm: subtract the
-    mean over time of the weighted sum. dropout: in training, apply the dropout that the model was
-    trained with; without it, the model is always in eval mode. lora: adapt some linear layers, and
-    freeze the rest of the model. publish: what a published model holds: `whole`, all weights with
-    adapters merged, or `adapter`, only what was trained, and the sha256 of the base.
+    the input of the first layer. Layers above the last are left out. mean_norm: subtract the mean
+    over time of the weighted sum; variance_norm: then divide by its deviation. dropout: in
+    training, apply the dropout that the model was trained with; without it, the model is always in
+    eval mode. lora: adapt some linear layers, and freeze the rest of the model. publish: what a
+    published model holds: `whole`, all weights with adapters merged, or `adapter`, only what was
+    trained, and the sha256 of the base.
 
     The rest is written by training. sha256, of the base; architecture, preprocessing: the values of
     config.json and preprocessor_config.json, read from the folder if they are None. weights: where
@@ -66,6 +68,7 @@ class PretrainedFrontEnd(nn.Module):
         sample_rate: int = 16000,
         layers: Literal["all"] | tuple[int, int] = "all",
         mean_norm: bool = False,
+        variance_norm: bool = False,
         dropout: bool = False,
         lora: Lora | None = None,
         publish: Literal["whole", "adapter"] = "whole",
@@ -114,8 +117,14 @@ class PretrainedFrontEnd(nn.Module):
                 "frontend.mean_norm: is for the sum of the layers, but this model takes"
                 " all of them; set it to false"
             )
+        if variance_norm and not mean_norm:
+            raise ValueError(
+                "frontend.variance_norm: needs the mean subtracted; set"
+                " frontend.mean_norm=true"
+            )
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm
+        self.variance_norm = variance_norm
         num_channels = architecture[self.family.channels]
         self.num_channels = num_channels  # of a state
         self.feat_dim = num_channels * (self.num_layers if joins_layers else 1)
@@ -196,6 +205,9 @@ class PretrainedFrontEnd(nn.Module):
             feats_BTF = feats_BTF + weight_L[index] * widened(states[index])
         if self.mean_norm:
             feats_BTF = feats_BTF - feats_BTF.mean(1, keepdim=True)
+        if self.variance_norm:
+            var_B1F = feats_BTF.square().mean(1, keepdim=True)
+            feats_BTF = feats_BTF / (var_B1F + VARIANCE_FLOOR).sqrt()
         return feats_BTF
 
     def states(self, x_B: Tensor) -> list[Tensor]:

@@ -1,11 +1,13 @@
-"""Export of a published model to one ONNX file, compared with PyTorch before it is written.
+"""Export of a published model to an ONNX file, compared with PyTorch before it is written.
 
+One file or, where its weights exceed what ONNX allows in one, with a second beside it.
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
 and returns `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
 free, S from `min_samples` on. Dates, paths and other traces of the export are removed, so that
 equal models have equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
 
+import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 # Versions of 2022, so that older runtimes can open the file.
 OPSET, IR_VERSION = 18, 8
 MIN_COSINE = 0.99999  # between a row of the file's output and PyTorch's
-MOST_BYTES = 2**31 - 2**20  # of an ONNX file, with a little for the graph
+MOST_BYTES = 2**31 - 2**20  # of weights in an ONNX file, with a little for the graph
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
 SECONDS_PER_TICK = 1.0  # of the bar
@@ -105,7 +107,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[float]:
     """Export and return the cosines with PyTorch; ValueError, and no file, if outputs differ."""
     texts = facts.to_texts()
-    with replacing(out) as partial:
+    with replacing_model(out) as partial:
         return write_graph(Traced(embedder), partial, out, texts=texts)
 
 
@@ -113,7 +115,7 @@ def write_graph(
     module: Traced, path: Path, out: Path, *, texts: Mapping[str, str]
 ) -> list[float]:
     """Write the future `out` to `path`; return the cosines, ValueError if outputs differ."""
-    path.write_bytes(to_onnx(module, texts=texts))
+    write_model(to_onnx(module, texts=texts), path, out)
     lengths = checked_lengths(module.embedder)
     waves = [speech_like(2, length) for length in lengths]
     cosines = compare_waves(module, path, waves)
@@ -131,10 +133,10 @@ def write_graph(
     return cosines
 
 
-def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
-    """Trace a module; the graph takes any batch size and length. texts: metadata of the file.
+def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
+    """Trace a module, return a ModelProto whose graph takes any batch size and length.
 
-    Raises ValueError with one line if the module cannot be traced.
+    texts: metadata of the file. Raises ValueError with one line if the module cannot be traced.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
@@ -147,12 +149,6 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
     from onnxscript import optimizer
 
     embedder = module.embedder
-    num_bytes = sum(parameter.nbytes for parameter in embedder.parameters())
-    if num_bytes > MOST_BYTES:
-        raise ValueError(
-            f"export: the weights take {num_bytes / 2**30:.1f} GiB, an ONNX file at most"
-            " 2; use the model folder"
-        )
     if isinstance(embedder.frontend, PretrainedFrontEnd):
         embedder.frontend.prepare_for_export()
     num_samples = round(TRACED_SECONDS * embedder.sample_rate)
@@ -224,8 +220,8 @@ def _ticking(bar: Any) -> Iterator[None]:
         thread.join()
 
 
-def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
-    """Return the bytes of a graph with `texts` as its metadata, without traces of the export."""
+def finish(model: Any, *, texts: Mapping[str, str]) -> Any:
+    """Give a graph `texts` as its metadata and remove the traces of the export; return it."""
     _strip(model)
     model.graph.name = "speakerlab"
     model.producer_name = "speakerlab"
@@ -244,8 +240,71 @@ def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
     metadata = {"producer": f"speakerlab {__version__}", **texts}
     for name, text in metadata.items():
         model.metadata_props.add(key=name, value=text)
+    return model
+
+
+def write_model(model: Any, path: Path, out: Path) -> None:
+    """Write a ModelProto to `path`, the future `out`, and large weights beside it."""
+    if is_large(model):
+        _write_weights(model, out)
     # Deterministic, so that equal models have equal bytes: protobuf may write maps in any order.
-    return model.SerializeToString(deterministic=True)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def is_large(model: Any) -> bool:
+    """Return whether the weights of a ModelProto need a file of their own."""
+    num_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    return num_bytes > MOST_BYTES
+
+
+def _write_weights(model: Any, out: Path) -> None:
+    """Write the weights beside `out`, and leave references to them in the graph.
+
+    The file is named after its content, so that an older `out` keeps its own until it is replaced.
+    """
+    from onnx.external_data_helper import (
+        convert_model_to_external_data,
+        write_external_data_tensors,
+    )
+
+    digest = hashlib.sha256()
+    for tensor in model.graph.initializer:
+        digest.update(tensor.raw_data)
+    name = f"{out.name}.{digest.hexdigest()[:12]}.data"
+    with replacing(out.with_name(name)) as partial:
+        convert_model_to_external_data(model, location=partial.name)
+        write_external_data_tensors(model, str(partial.parent))
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+
+
+@contextmanager
+def replacing_model(out: Path) -> Iterator[Path]:
+    """`replacing`; afterwards, `out` has no weights beside it but those that it refers to."""
+    try:
+        with replacing(out) as partial:
+            yield partial
+    finally:
+        weights = list(out.parent.glob(f"{out.name}.????????????.data"))
+        used = _referred(out) if weights and out.exists() else set()
+        for file in weights:
+            if file.name not in used:
+                file.unlink()
+
+
+def _referred(path: Path) -> set[str]:
+    """Return the names of the files that an ONNX file refers to."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    names: set[str] = set()
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                names.add(entry.value)
+    return names
 
 
 def _strip(message: Any) -> None:

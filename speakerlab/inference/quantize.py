@@ -19,7 +19,6 @@ import numpy as np
 from torch import nn
 
 from speakerlab.checkpoints.published import load_published
-from speakerlab.core.atomic import replacing
 from speakerlab.core.counting import count_of
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.manifest import Piece, read_manifest
@@ -29,7 +28,10 @@ from speakerlab.inference.export import (
     compare_waves,
     facts_of,
     finish,
+    is_large,
+    replacing_model,
     to_onnx,
+    write_model,
 )
 from speakerlab.inference.onnx_model import INPUT
 from speakerlab.models.folding import LINEAR, find_last, find_wide
@@ -59,10 +61,10 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
     checked_waves = waves[-num_checked:]
 
     facts = facts_of(published, precision="int8")
-    with replacing(out) as partial:
+    with replacing_model(out) as partial:
         folded = embedder.for_inference()
-        content = _quantise(folded, calibration_waves, facts.to_texts())
-        partial.write_bytes(content)
+        model = _quantise(folded, calibration_waves, facts.to_texts())
+        write_model(model, partial, out)
         cosines = compare_waves(Traced(embedder), partial, checked_waves)
         # Written so that NaN is refused too.
         if not min(cosines) >= MIN_COSINE:
@@ -112,8 +114,8 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
 
 def _quantise(
     folded: Embedder, waves: Sequence[np.ndarray], texts: Mapping[str, str]
-) -> bytes:
-    """Return the bytes of an int8 file; onnxruntime.quantization works from file to file."""
+) -> Any:
+    """Return an int8 ModelProto; onnxruntime.quantization works from file to file."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -129,12 +131,16 @@ def _quantise(
         exported = Path(folder) / "plain.onnx"
         prepared = Path(folder) / "ready.onnx"
         quantised = Path(folder) / "done.onnx"
-        exported.write_bytes(to_onnx(Traced(folded)))
+        model = to_onnx(Traced(folded))
+        has_second_file = is_large(model)
+        write_model(model, exported, exported)
         # Joins each BatchNorm with the convolution before it if possible.
         quant_pre_process(
             str(exported),
             str(prepared),
             skip_symbolic_shape=True,
+            save_as_external_data=has_second_file,
+            all_tensors_to_one_file=has_second_file,
         )
         node_names = quantised_nodes(onnx.load(prepared), folded.backbone)
         quantize_static(
@@ -146,6 +152,7 @@ def _quantise(
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            use_external_data_format=has_second_file,
         )
         return finish(onnx.load(quantised), texts=texts)
 

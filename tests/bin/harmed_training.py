@@ -67,8 +67,9 @@ def harmed(*args, **options) -> Training:
             return HARMS[harm](out)
         return None
 
-    modules = training.embedder.modules()
-    convolutions = [m for m in modules if isinstance(m, torch.nn.Conv2d)]
+    modules = training.embedder.backbone.modules()
+    kinds = (torch.nn.Conv1d, torch.nn.Conv2d)
+    convolutions = [m for m in modules if isinstance(m, kinds)]
     convolutions[0].register_forward_hook(change)
     return training
 

@@ -1,9 +1,13 @@
 """Two ranks learn over a pretrained model what one learns, and resume bit-identically."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from pretrained_models import write_pretrained
 from safetensors.torch import load_file
-from tiny import TINY, checkpoints, cut, losses, rows
+from tiny import ROOT, TINY, checkpoints, cut, losses, rows
 
 CONFIG = """
 model: {name: adapter_mfa, args: {embed_dim: 16, adapter_dim: 8}}
@@ -57,3 +61,34 @@ def test_two_ranks_learn_what_one_does_and_resume_bit_identically(
     weights = load_file(two / "model/embedder.safetensors")
     for name, tensor in load_file(copy / "model/embedder.safetensors").items():
         assert tensor.equal(weights[name]), name
+
+
+@pytest.mark.slow
+def test_a_stage_that_runs_out_of_memory_is_started_again(tmp_path, environment, data):
+    """From step 3 on there is too little memory, until the micro-batch is smaller."""
+    base = write_pretrained(tmp_path / "base", "w2v_bert")
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    exp = tmp_path / "exp"
+    settings = [f"data.dir={data}", f"frontend.model={base}", STAGES["lora"]]
+    command = [sys.executable, "-m", "speakerlab", "train", "--exp", exp]
+    folders = [ROOT / "tests/safety/harm", ROOT, ROOT / "tests"]
+    variables = {
+        "CHAOS_HARM": "full 0 3 1000",
+        "CHAOS_TESTS": str(ROOT / "tests/bin"),
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+    }
+    done = subprocess.run(
+        [*command, "--config", config, "--set", *SETTINGS, *settings],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    log = done.stderr
+    assert done.returncode == 0, log
+    assert "out of memory with a micro-batch of 4; retrying with a smaller one" in log
+    assert "2 accumulations (4 ran out of memory)" in log
+    steps = list(losses(exp))
+    assert steps == list(range(1, steps[-1] + 1))
+    assert (exp / "model/embedder.safetensors").exists()

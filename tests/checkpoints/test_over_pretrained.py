@@ -1,4 +1,4 @@
-"""Checkpoints of WeSpeaker over a pretrained model give the embeddings of the original code."""
+"""Checkpoints over a pretrained model give the embeddings of the original code."""
 
 import sys
 from pathlib import Path
@@ -23,8 +23,10 @@ def checkpoint(tmp_path):
     def write(case, **changes):
         folder = tmp_path / case
         folder.mkdir()
-        torch.save({**checkpoint_of(case), **changes}, folder / "avg_model.pt")
-        (folder / "config.yaml").write_text(yaml.safe_dump(CASES[case][2]))
+        torch.save(checkpoint_of(case, **changes), folder / "avg_model.pt")
+        settings = CASES[case][2]
+        if settings is not None:
+            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
         return folder / "avg_model.pt", write_base(folder, case)
 
     return write
@@ -51,4 +53,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoint, tmp_path):
     more, base = checkpoint("whisper", **{"frontend.encoder.more": torch.zeros(1)})
     with refuses(f"{more}", "unexpected", "frontend.encoder.more"):
         import_checkpoint(more, out, pretrained=str(base))
+    weight = "front.encoder.base_model.model.encoder.layers.0.linear_q.lora_A.default"
+    adapted, base = checkpoint(
+        "w2vbert_authors", **{f"{weight}.weight": torch.zeros(4, 32)}
+    )
+    with refuses(f"{adapted}", "LoRA", "lora_merge.py"):
+        import_checkpoint(adapted, out, pretrained=str(base))
     assert not out.exists()

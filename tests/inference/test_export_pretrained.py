@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from pretrained_models import write_pretrained
 from refusals import refuses
 
@@ -48,10 +47,41 @@ def test_the_file_computes_what_the_model_does(tmp_path, name):
         assert error_D.max() < 1e-4 * np.abs(expected_D).max()
 
 
-def test_a_model_too_large_for_a_file_is_refused_before_any_work(tmp_path, monkeypatch):
+def data_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("model.onnx.*.data"))
+
+
+@pytest.mark.slow
+def test_weights_of_a_large_model_lie_beside_the_file(tmp_path, monkeypatch):
+    """As for w2v-BERT 2.0, whose weights exceed what ONNX allows in one file."""
+    file = tmp_path / "model.onnx"
     model = write_model(tmp_path, "wavlm_large")
     monkeypatch.setattr(export, "MOST_BYTES", 1000)
-    monkeypatch.setattr(torch.onnx, "export", None)
-    with refuses("export", "an ONNX file at most 2"):
-        export_onnx(model, tmp_path / "model.onnx")
-    assert not (tmp_path / "model.onnx").exists()
+    export_onnx(model, file)
+    (weights,) = data_files(tmp_path)
+    assert file.stat().st_size < (tmp_path / weights).stat().st_size
+
+    # They move together, and open anywhere.
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in (file.name, weights):
+        (moved / name).write_bytes((tmp_path / name).read_bytes())
+    wave_S = speech_like(1, 16000)[0]
+    expected_D = speakerlab.load(model).embed(wave_S)
+    emb_D = speakerlab.load(moved / file.name).embed(wave_S)
+    assert np.abs(emb_D - expected_D).max() < 1e-4 * np.abs(expected_D).max()
+
+    # Without them, the file is refused; another export leaves only its own.
+    (moved / weights).unlink()
+    with refuses(str(moved / file.name), "not a complete ONNX file"):
+        speakerlab.load(moved / file.name)
+    other = write_model(tmp_path / "other", "hubert")
+    export_onnx(other, file)
+    (others,) = data_files(tmp_path)
+    assert others != weights
+
+    # An export that fails keeps the weights of the file that stays.
+    monkeypatch.setattr(export, "MIN_COSINE", 2.0)
+    with refuses(str(file), "differs from PyTorch"):
+        export_onnx(model, file)
+    assert data_files(tmp_path) == [others]

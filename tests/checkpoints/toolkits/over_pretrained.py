@@ -1,4 +1,4 @@
-"""Checkpoints of WeSpeaker over small pretrained models: their settings, and the figures."""
+"""Checkpoints of other toolkits over small pretrained models: their settings, and the figures."""
 
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ W2VBERT = settings(
     cmvn=False,
     w2vbert_args={"lora_config_args": {"r": 4, "lora_alpha": 8}},
 )
-# Case -> small model of tests/pretrained_models.py, its changes, WeSpeaker's config.yaml.
-CASES: dict[str, tuple[str, dict[str, Any], dict]] = {
+# Case -> small model of tests/pretrained_models.py, its changes, WeSpeaker's config.yaml if any.
+CASES: dict[str, tuple[str, dict[str, Any], dict | None]] = {
     "w2vbert_lora": ("w2v_bert", {"apply_spec_augment": False}, W2VBERT),
     "w2vbert": ("w2v_bert", {"apply_spec_augment": False}, W2VBERT),
     "whisper": (
@@ -48,6 +48,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict]] = {
         {},
         settings("s3prl", "ECAPA_TDNN_GLOB_c512", ECAPA, cmvn=True),
     ),
+    "unispeech_wavlm": ("wavlm_large", {}, None),
+    "unispeech_hubert": ("hubert_large", {}, None),
+    "w2vbert_authors": ("w2v_bert", {"apply_spec_augment": False}, None),
+}
+# Case -> (keys around its tensors, a tensor of its head).
+AROUND = {
+    "unispeech_wavlm": (("model",), "loss_calculator.projection.weight"),
+    "unispeech_hubert": (("model",), "feature_extract.model.final_proj.weight"),
+    "w2vbert_authors": (("modules", "spk_model"), None),
 }
 
 
@@ -64,14 +73,18 @@ def waves() -> torch.Tensor:
     return torch.from_numpy(wave_BS.astype(np.float32))
 
 
-def checkpoint_of(case: str) -> dict[str, torch.Tensor]:
+def checkpoint_of(case: str, **changes: torch.Tensor) -> dict[str, Any]:
     """The checkpoint that the figures of a case were computed with, and a head."""
     stored = np.load(FIGURES)
-    tensors = {"projection.weight": torch.zeros(5, 16)}
+    keys, head = AROUND.get(case, ((), "projection.weight"))
+    tensors = {} if head is None else {head: torch.zeros(5, 16)}
     for line in bytes(stored[f"{case}_state"]).decode().splitlines():
         key, *sizes = line.split()
         tensors[key] = fill(key, tuple(map(int, sizes)), 0)
-    return tensors
+    content: dict[str, Any] = {**tensors, **changes}
+    for key in reversed(keys):
+        content = {key: content, "epoch": 3}
+    return content
 
 
 def embeddings_of(case: str) -> torch.Tensor:
