@@ -283,8 +283,8 @@ def checkpoint_bytes(plan: Plan) -> int:
     """Return the size of a checkpoint: weights, head and the optimizer's state."""
     speakers: set[str] = set()
     if plan.data is not None:
-        for name in plan.config.data.train:
-            table = plan.data / name / "utt2spk"
+        for corpus in plan.config.data.corpora:
+            table = plan.data / corpus.dir / "utt2spk"
             if table.exists():
                 speakers.update(read_table(table).values())
     num_speakers = len(speakers) or GUESSED_SPEAKERS
@@ -300,7 +300,7 @@ def reading(plan: Plan) -> Iterator[Line]:
         yield Line("ok", "data: not checked; to check it, give --data")
         return
     config = plan.config
-    dirs = [plan.data / name for name in config.data.train]
+    dirs = [plan.data / corpus.dir for corpus in config.data.corpora]
     manifest = read_manifest(dirs, sample_rate=config.frontend["sample_rate"])
     crop_samples = build.crop_samples(config)
 

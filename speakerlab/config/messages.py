@@ -6,7 +6,7 @@ In: an error of pydantic, the values it is about, and which layer set each. Out:
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from speakerlab.core.faults import Faults, nearest
 
 Keys = tuple[str, ...]  # from the outermost section inwards
+ITEM = "*"  # in place of the number of an item of a list
 
 
 def note_error(
@@ -65,11 +66,13 @@ def _hint(
     *section, name = keys
     elsewhere: list[Keys] = []
     siblings: list[str] = []
+    # The sections of a list have the same keys.
+    kind_of_section = [ITEM if part.isdigit() else part for part in section]
     for path in paths:
         *section_of_path, name_of_path = path
         if name_of_path == name:
             elsewhere.append(path)
-        if section_of_path == section:
+        if section_of_path == kind_of_section:
             siblings.append(name_of_path)
     if not place and len(elsewhere) == 1:
         return f"; did you mean {'.'.join(elsewhere[0])}?"
@@ -87,7 +90,7 @@ def _keys(item: ErrorDetails, values: Any) -> Keys:
             # A tuple that is too short lacks the item.
             is_present = part < len(values)
             values = values[part] if is_present else None
-        elif item["type"] != "missing":
+        elif item["type"] != "missing" or part != item["loc"][-1]:
             continue
         keys.append(str(part))
     return tuple(keys)
@@ -134,6 +137,11 @@ def _paths(
         kind = field.annotation
         if inspect.isclass(kind) and issubclass(kind, BaseModel):
             yield from _paths(kind, path)
+        # A list whose items may be sections.
+        for item in get_args(kind):
+            for branch in get_args(item):
+                if inspect.isclass(branch) and issubclass(branch, BaseModel):
+                    yield from _paths(branch, (*path, ITEM))
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
 from speakerlab.config.messages import note_error, where_from
@@ -25,6 +33,7 @@ from speakerlab.config.sections import (
     Positive,
     Section,
     Share,
+    Speeds,
     ViewsConfig,
 )
 from speakerlab.core.atomic import write_text
@@ -83,11 +92,34 @@ class ModelConfig(Component):
     max_seconds: Positive = 120.0
 
 
+class CorpusConfig(Section):
+    """A training directory of a mixture, and what differs there from the others."""
+
+    dir: str
+    # Of the crops of an epoch; null: what the others leave, in proportion to the speech.
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    # shared: an id of a speaker means the same person as in the other directories.
+    speakers: Literal["own", "shared"] = "own"
+    # null, in all of these: as in the sections data, training and augment.
+    labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] | None = None
+    one_crop_per: Positive | Literal["utterance"] | None = None
+    speeds: Speeds | None = None
+    noise_prob: Share | None = None
+    room_prob: Share | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_what_differs(self, handler: SerializerFunctionWrapHandler) -> Any:
+        """Write `{dir: a, share: 0.5}`, as people do, without all other keys."""
+        values: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {key: v for key, v in values.items() if v != fields[key].default}
+
+
 class DataConfig(Section):
     """Data directories, by name below `dir`; null for no noise or no rooms."""
 
     dir: str = "data"
-    train: Annotated[tuple[str, ...], Field(min_length=1)] = ("train",)
+    train: Annotated[tuple[str | CorpusConfig, ...], Field(min_length=1)] = ("train",)
     # The table with the class of each utterance.
     labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"
     noise: str | None = "noise"
@@ -100,6 +132,29 @@ class DataConfig(Section):
     # share of the utterances, but at least one of each class and without the limit of 500.
     # In distillation without labels, a number of utterances.
     valid_speakers: CountFromZero | None = None
+
+    @property
+    def corpora(self) -> list[CorpusConfig]:
+        """Return the entries of `train`, also those that are only a name."""
+        return [
+            CorpusConfig(dir=entry) if isinstance(entry, str) else entry
+            for entry in self.train
+        ]
+
+    @property
+    def train_folders(self) -> list[Path]:
+        """Return the training directories."""
+        return [Path(self.dir, corpus.dir) for corpus in self.corpora]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "DataConfig":
+        names = [corpus.dir for corpus in self.corpora]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise ValueError(
+                f"has {min(repeated)} twice in train; give it a larger share instead"
+            )
+        return self
 
 
 class MarginConfig(Section):

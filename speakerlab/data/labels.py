@@ -15,21 +15,26 @@ from speakerlab.data.manifest import Manifest
 from speakerlab.data.tables import read_table
 
 
-def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
-    """Return `manifest` with the values of `table`, such as `utt2lang`, instead of its speakers.
+def label(
+    manifest: Manifest, dirs: Sequence[Path], *, tables: Sequence[str]
+) -> Manifest:
+    """Return `manifest` with the values of tables such as `utt2lang` instead of its speakers.
 
-    Raises ValueError where an utterance has no label, or there is one class only;
+    dirs: of the parts; tables: the name of the table in each. Raises
+    ValueError where an utterance has no label, or there is one class only;
     FileNotFoundError where a directory has no such table.
     """
-    paths = [folder / table for folder in dirs]
+    paths = [folder / table for folder, table in zip(dirs, tables)]
     where = " + ".join(map(str, paths))
-    label_of: dict[str, str] = {}
-    for path in paths:
-        label_of |= read_table(path)
+    label_of_part = [read_table(path) for path in paths]
     labels: list[str] = []
-    for utterance in manifest.ids:
+    for part_index, row in zip(manifest.part_N.tolist(), manifest.row_N.tolist()):
+        utterance = manifest.parts[part_index].ids[row]
+        label_of = label_of_part[part_index]
         if utterance not in label_of:
-            raise ValueError(f"{where}: {utterance} has no label; add its line")
+            raise ValueError(
+                f"{paths[part_index]}: {utterance} has no label; add its line"
+            )
         labels.append(label_of[utterance])
     label_N = np.array(labels, dtype=str)
     classes, class_N = np.unique(label_N, return_inverse=True)

@@ -116,6 +116,8 @@ class TrainCrops(Dataset[Crop]):
         at another speed is another class. With "crop", all of them begin at the same sample.
     clean_crops: number of these crops, from the first one on, that have only shared draws.
     target_ND: a teacher's embedding of each utterance. target_frames: its stored frames.
+    draws_of_parts: `draw_functions` of each part of the manifest, with the same names, where they
+        differ.
     """
 
     def __init__(
@@ -136,11 +138,15 @@ class TrainCrops(Dataset[Crop]):
         clean_crops: int = 0,
         target_ND: np.ndarray | None = None,
         target_frames: TargetFrames | None = None,
+        draws_of_parts: Sequence[DrawFunctions] | None = None,
     ) -> None:
         num_speakers = len(manifest.speakers)
         assert label_KN.shape == (len(speeds), num_speakers)
         self.manifest = manifest
         self.draw_functions = draw_functions
+        if draws_of_parts is None:
+            draws_of_parts = [draw_functions] * len(manifest.parts)
+        self.draws_of_parts = draws_of_parts
         self.label_KN = label_KN
         self.speeds = speeds
         self.codecs = codecs
@@ -177,7 +183,8 @@ class TrainCrops(Dataset[Crop]):
         is_clean = number < self.clean_crops
 
         crop_draws: dict[str, Draw] = {}
-        for name, draw_values in self.draw_functions.items():
+        draw_functions = self.draws_of_parts[self.manifest.part_N[row]]
+        for name, draw_values in draw_functions.items():
             is_shared = name in self.shared_draws
             if is_clean and not is_shared:
                 continue

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.core import done
+from speakerlab.core.counting import count_of
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.codecs import reencode
@@ -82,6 +83,9 @@ class Manifest:
     speaker_N: np.ndarray  # int32, index into `speakers`
     speakers: tuple[str, ...]  # sorted; after `labels.label`, classes of another table
     sample_rate: int
+    names: tuple[str, ...] = ()  # of the parts
+    # Ids that occur in several parts: each then carries the name of its part.
+    repeated: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.row_N)
@@ -95,7 +99,10 @@ class Manifest:
     def ids(self) -> Texts:
         def get_id(row: int) -> str:
             part_row = int(self.row_N[row])
-            return self._part(row).ids[part_row]
+            utterance = self._part(row).ids[part_row]
+            if utterance in self.repeated:
+                return f"{self.names[self.part_N[row]]}/{utterance}"
+            return utterance
 
         return Texts(len(self), get_id)
 
@@ -214,6 +221,57 @@ class Manifest:
         return self.parts[part_index]
 
 
+def split_valid_of_parts(
+    manifest: Manifest, num_speakers: int
+) -> tuple[Manifest, Manifest]:
+    """`split_valid` with speakers of every part, in proportion to their numbers.
+
+    A part of ten speakers or more has at least two of them, so that it has trials of its own. A
+    speaker of several parts counts in the first.
+    """
+    parts_of = _parts_of_speakers(manifest)
+    speakers_of: list[list[str]] = [[] for _ in manifest.parts]
+    for speaker, part in zip(manifest.speakers, parts_of):
+        speakers_of[part].append(speaker)
+    counts = _divide(num_speakers, [len(speakers) for speakers in speakers_of])
+    valid: list[str] = []
+    for speakers, count in zip(speakers_of, counts):
+        valid += sorted(speakers, key=_hash_for_validation)[:count]
+    train = set(manifest.speakers) - set(valid)
+    return manifest.of_speakers(train), manifest.of_speakers(valid)
+
+
+def _parts_of_speakers(manifest: Manifest) -> list[int]:
+    """Return the first part in which each speaker occurs."""
+    first_part = np.full(len(manifest.speakers), len(manifest.parts), dtype=np.int64)
+    np.minimum.at(first_part, manifest.speaker_N, manifest.part_N)
+    return first_part.tolist()
+
+
+def _divide(total: int, sizes: Sequence[int]) -> list[int]:
+    """Divide `total` validation speakers in proportion to the sizes of the parts.
+
+    One speaker alone has no trials: a part of ten or more gets at least two, a smaller one none
+    or two; the largest part makes up for the difference.
+    """
+    exact = [total * size / sum(sizes) for size in sizes]
+    counts = [round(share) for share in exact]
+    for index, size in enumerate(sizes):
+        if counts[index] < 2:
+            counts[index] = 2 if size >= 10 else 0
+    largest = sizes.index(max(sizes))
+    counts[largest] += total - sum(counts)
+    if 0 <= counts[largest] <= sizes[largest]:
+        return counts
+
+    # Too few or too many for this: what rounding down leaves goes to the largest remainders.
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: counts[i] - exact[i])
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
 def _number(speakers: Iterable[str]) -> dict[str, int]:
     """Return the number of each speaker, counted in this order from 0."""
     return {speaker: number for number, speaker in enumerate(speakers)}
@@ -246,36 +304,53 @@ def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manife
             f" speakers to train on, got {num_speakers}; lower it (0 is allowed)"
         )
 
-    # By a hash, so that speakers who are added or removed do not change the choice of others.
-    def hash_speaker(speaker: str) -> int:
-        return stable_hash(f"valid:{speaker}")
-
-    speakers = sorted(manifest.speakers, key=hash_speaker)
+    if len(manifest.parts) > 1:
+        return split_valid_of_parts(manifest, num_speakers)
+    speakers = sorted(manifest.speakers, key=_hash_for_validation)
     train = manifest.of_speakers(speakers[num_speakers:])
     valid = manifest.of_speakers(speakers[:num_speakers])
     return train, valid
 
 
-def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
+def _hash_for_validation(speaker: str) -> int:
+    """Hash, so that speakers who are added or removed do not change the choice of others."""
+    return stable_hash(f"valid:{speaker}")
+
+
+def read_manifest(
+    dirs: Sequence[Path],
+    *,
+    sample_rate: int,
+    names: Sequence[str] | None = None,
+    shares_speakers: Sequence[bool] | None = None,
+) -> Manifest:
     """Read checked data directories as one set.
 
-    Raises FileNotFoundError where a directory was not checked (no utt2dur), ValueError where two
-    directories share an id.
+    An id of an utterance, or of a speaker, that occurs in several directories becomes NAME/id in
+    each of them: they are different utterances and people. shares_speakers: directories whose
+    speakers are those of the same ids in the others. names: of the directories; by default their
+    paths. Raises FileNotFoundError where a directory was not checked (no utt2dur), ValueError where
+    one recording is in two of them.
     """
     parts = [read_part(folder, sample_rate=sample_rate) for folder in dirs]
+    part_names = tuple(names or map(str, dirs))
+    speaker_names = name_speakers(
+        [part.speakers for part in parts],
+        part_names,
+        shares_speakers or [False] * len(parts),
+    )
     all_speakers: set[str] = set()
-    for part in parts:
-        all_speakers.update(part.speakers)
+    for speakers_of_part in speaker_names:
+        all_speakers.update(speakers_of_part)
     speakers = tuple(sorted(all_speakers))
 
-    # A directory numbers its own speakers; number the speakers of all directories together. A
-    # speaker of several directories gets one number.
+    # A directory numbers its own speakers; number the speakers of all directories together.
     number_of = _number(speakers)
     row_columns: list[np.ndarray] = []
     speaker_columns: list[np.ndarray] = []
     length_columns: list[np.ndarray] = []
-    for part in parts:
-        number_list = [number_of[speaker] for speaker in part.speakers]
+    for part, speakers_of_part in zip(parts, speaker_names):
+        number_list = [number_of[speaker] for speaker in speakers_of_part]
         new_numbers = np.array(number_list, dtype=np.int32)
         part_rows = np.arange(len(part), dtype=np.int32)
         speaker_columns.append(new_numbers[part.speaker_N])
@@ -292,6 +367,7 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
         speaker_N=np.concatenate(speaker_columns),
         speakers=speakers,
         sample_rate=sample_rate,
+        names=part_names,
     )
 
     # By hash, which mixes the directories: neighbouring rows are of any of them.
@@ -305,16 +381,71 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     has_hash_of_next = sorted_hash_N[1:] == sorted_hash_N[:-1]
     suspect_rows = np.flatnonzero(has_hash_of_next)
     ids = manifest.ids
-    repeated_ids: list[str] = []
+    paths = manifest.paths
+    where = " + ".join(part_names)
+    repeated: set[str] = set()
     for row in suspect_rows.tolist():
-        if ids[row] == ids[row + 1]:
-            repeated_ids.append(ids[row])
-    if repeated_ids:
-        raise ValueError(
-            f"{' + '.join(map(str, dirs))}: {min(repeated_ids)} is in two directories; "
-            "prefix the ids of one of them"
+        if ids[row] != ids[row + 1]:
+            continue
+        if paths[row] == paths[row + 1]:
+            raise ValueError(
+                f"{where}: {ids[row]} is in two directories, with the same recording"
+                f" ({paths[row]}); leave it out of one of them"
+            )
+        repeated.add(ids[row])
+    if repeated:
+        log.warning(
+            "%s: %s with the id of another one, such as %s: each carries the name of its"
+            " directory from here on",
+            where,
+            count_of(len(repeated), "utterance"),
+            min(repeated),
         )
-    return manifest
+    return replace(manifest, repeated=frozenset(repeated))
+
+
+def name_speakers(
+    speakers_of: Sequence[Iterable[str]],
+    names: Sequence[str],
+    shares: Sequence[bool],
+) -> list[list[str]]:
+    """Return the name of each speaker of each directory: its id, or NAME/id where ids collide.
+
+    shares: directories whose speakers are those of the same ids in the others. Raises ValueError
+    if such a speaker may be either of two.
+    """
+    owners: dict[str, list[str]] = {}  # id -> directories that do not share it
+    for speakers, name, is_shared in zip(speakers_of, names, shares):
+        for speaker in speakers:
+            places = owners.setdefault(speaker, [])
+            if not is_shared:
+                places.append(name)
+    repeated = {speaker for speaker, places in owners.items() if len(places) > 1}
+    if not repeated:
+        return [list(speakers) for speakers in speakers_of]
+
+    where = " + ".join(names)
+    log.warning(
+        "%s: %s with the id of another one, such as %s, taken for different people; if they"
+        " are the same, give all but one of the directories `speakers: shared` in"
+        " data.train",
+        where,
+        count_of(len(repeated), "speaker"),
+        min(repeated),
+    )
+    named: list[list[str]] = []
+    for speakers, name, is_shared in zip(speakers_of, names, shares):
+        own_names: list[str] = []
+        for speaker in speakers:
+            if speaker in repeated and is_shared:
+                raise ValueError(
+                    f"data.train: {speaker} of {name} shares its speakers, but is a"
+                    f" different one in {' and '.join(owners[speaker])}; add `speakers:"
+                    " shared` to all but one of them, or rename it"
+                )
+            own_names.append(f"{name}/{speaker}" if speaker in repeated else speaker)
+        named.append(own_names)
+    return named
 
 
 def read_part(folder: Path, *, sample_rate: int) -> Columns:

@@ -25,6 +25,9 @@ class EpochOrder:
     speaker_balance: with 0, the slots of an utterance only depend on its length. With 1, all
     speakers get equally many slots, to within one, divided among their utterances by length. In
     between, the share of a speaker with T seconds is proportional to T^(1 - balance).
+
+    corpus_shares: the share of each corpus in every epoch, to within one crop; it holds whatever
+    else decides how often an utterance occurs. corpus_N: the corpus of each utterance.
     """
 
     def __init__(
@@ -36,14 +39,16 @@ class EpochOrder:
         seed: int,
         attempt: int = 0,
         epoch_samples: float | None = None,
-        one_crop_per: float | None = None,
+        one_crop_per: float | np.ndarray | None = None,
         speaker_N: np.ndarray | None = None,
         speaker_balance: float = 0.0,
+        corpus_N: np.ndarray | None = None,
+        corpus_shares: np.ndarray | None = None,
     ) -> None:
         if one_crop_per is not None:
-            # As if an utterance were just as long as its crops.
-            num_crops_N = np.maximum(num_samples_N // one_crop_per, 1.0)
-            num_samples_N = num_crops_N * crop_samples
+            num_samples_N = sampled_lengths(
+                num_samples_N, one_crop_per, crop_samples=crop_samples
+            )
 
         corpus_samples = float(num_samples_N.sum())
         if epoch_samples is None:
@@ -64,11 +69,15 @@ class EpochOrder:
 
         # Slots of the rows, as a running sum of fractions: row i of `sampled_N` lies between
         # crops_end_N[i - 1] and crops_end_N[i]. In place, because N may be ten million.
-        self.sampled_N: np.ndarray | None = None  # rows by speaker; None: not sorted
-        if speaker_balance:
+        self.sampled_N: np.ndarray | None = None  # rows by group; None: not sorted
+        if speaker_balance or corpus_shares is not None:
             assert speaker_N is not None, "balancing needs the speaker of each row"
-            self.sampled_N, share_N = by_speaker(
-                num_samples_N, speaker_N, speaker_balance
+            self.sampled_N, share_N = by_group(
+                num_samples_N,
+                speaker_N,
+                speaker_balance,
+                corpus_N=corpus_N,
+                corpus_shares=corpus_shares,
             )
             self.crops_end_N = np.cumsum(share_N, out=share_N)
             total_share = self.crops_end_N[-1]
@@ -124,19 +133,51 @@ class EpochOrder:
         return slots_N
 
 
-def by_speaker(
-    num_samples_N: np.ndarray, speaker_N: np.ndarray, balance: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows sorted by speaker, share of each row in an epoch), int32 and float64.
+def sampled_lengths(
+    num_samples_N: np.ndarray,
+    one_crop_per: float | np.ndarray,
+    *,
+    crop_samples: int,
+) -> np.ndarray:
+    """Return lengths as if an utterance were just as long as its crops; NaN: as it is."""
+    num_crops_N = np.maximum(num_samples_N // one_crop_per, 1.0)
+    return np.where(
+        np.isnan(one_crop_per),
+        num_samples_N,
+        num_crops_N * crop_samples,
+    )
 
-    The shares are not normalised. Utterances of a speaker are neighbours, so that systematic
-    sampling also draws each speaker's share, rounded down or up.
+
+def by_group(
+    num_samples_N: np.ndarray,
+    speaker_N: np.ndarray,
+    balance: float,
+    *,
+    corpus_N: np.ndarray | None = None,
+    corpus_shares: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows sorted by corpus and speaker, share of each row in an epoch).
+
+    int32 and float64; the shares are not normalised. Utterances of a group are neighbours, so that
+    systematic sampling also draws each group's share, rounded down or up. Without `corpus_shares`,
+    speakers are balanced over all corpora.
     """
-    order_N = np.argsort(speaker_N, kind="stable")
+    if corpus_N is None or corpus_shares is None:
+        corpus_N = np.zeros(len(speaker_N), dtype=np.int16)
+    # A speaker of several corpora is one group in each of them.
+    num_speakers = int(speaker_N.max()) + 1
+    group_N = corpus_N.astype(np.int64) * num_speakers + speaker_N
+    order_N = np.argsort(group_N, kind="stable")
     sampled_N = order_N.astype(np.int32)
-    seconds_per_speaker = np.bincount(speaker_N, weights=num_samples_N)
-    with np.errstate(divide="ignore"):  # a speaker without utterances
-        weight_per_speaker = seconds_per_speaker**-balance
-    share_N = weight_per_speaker[speaker_N[sampled_N]]
+    seconds_per_group = np.bincount(group_N, weights=num_samples_N)
+    with np.errstate(divide="ignore"):  # a group without utterances
+        weight_per_group = seconds_per_group**-balance
+    share_N = weight_per_group[group_N[sampled_N]]
     share_N *= num_samples_N[sampled_N]
+    if corpus_shares is not None:
+        sampled_corpus_N = corpus_N[sampled_N]
+        share_per_corpus = np.bincount(
+            sampled_corpus_N, weights=share_N, minlength=len(corpus_shares)
+        )
+        share_N *= (corpus_shares / share_per_corpus)[sampled_corpus_N]
     return sampled_N, share_N

@@ -237,7 +237,7 @@ def record_classes(
             changed_names = set(begun_text.splitlines()) ^ set(names)
             example = min(changed_names, default="their order")
             data = config.data
-            tables = [f"{data.dir}/{name}/{data.labels}" for name in data.train]
+            tables = [f"{folder}/{data.labels}" for folder in data.train_folders]
             raise ValueError(
                 f"{recorded}: a resumed run must keep its speakers, but"
                 f" {', '.join(tables)} changed, e.g. {example}; restore the data, or"
@@ -402,7 +402,7 @@ def check_training_data(config: Config, corpus: Corpus, exp_dir: Path) -> None:
     begun = read_json(recorded).get("train_sha256", digest)
     if begun == digest:
         return
-    folders = [f"{config.data.dir}/{name}" for name in config.data.train]
+    folders = [str(folder) for folder in config.data.train_folders]
     raise ValueError(
         f"{recorded}: a resumed run must keep its training data, but the utterances of"
         f" {', '.join(folders)} changed: sha256 {begun[:12]} -> {digest[:12]}; restore"

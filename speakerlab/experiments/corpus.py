@@ -14,6 +14,7 @@ from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
 from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
+from speakerlab.experiments.mixture import check_mixture, has_speed
 from speakerlab.experiments.planning import BankBytes
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes
@@ -53,8 +54,8 @@ class Corpus:
 
 def read_corpus(config: Config) -> Corpus:
     """Read the manifests and banks; hold validation speakers out of training."""
-    root = Path(config.data.dir)
-    folders = [root / name for name in config.data.train]
+    check_mixture(config)
+    folders = config.data.train_folders
     labels = config.data.labels
     absent = [folder / labels for folder in folders if not (folder / labels).exists()]
     if absent and config.has_head:
@@ -70,7 +71,13 @@ def read_corpus(config: Config) -> Corpus:
     if noise:
         report_absent_kinds(config, noise)
 
-    whole = read_manifest(folders, sample_rate=config.frontend["sample_rate"])
+    corpora = config.data.corpora
+    whole = read_manifest(
+        folders,
+        sample_rate=config.frontend["sample_rate"],
+        names=[corpus.dir for corpus in corpora],
+        shares_speakers=[corpus.speakers == "shared" for corpus in corpora],
+    )
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
     elif config.task == "distil" and not config.has_head:
@@ -88,9 +95,8 @@ def read_corpus(config: Config) -> Corpus:
 
 def has_labels(config: Config) -> bool:
     """Return whether every training directory has the table of labels."""
-    root = Path(config.data.dir)
     labels = config.data.labels
-    return all((root / name / labels).exists() for name in config.data.train)
+    return all((folder / labels).exists() for folder in config.data.train_folders)
 
 
 def split_classes(
@@ -109,7 +115,8 @@ def split_classes(
     labelled = whole
     by_speaker = False
     if table != "utt2spk":
-        labelled = label(whole, folders, table=table)
+        tables = [corpus.labels or table for corpus in config.data.corpora]
+        labelled = label(whole, folders, tables=tables)
         by_speaker = any((folder / "utt2spk").exists() for folder in folders)
 
     # The labelled manifest has classes in place of speakers; `whole` has the speakers.
@@ -161,7 +168,17 @@ def row_names(config: Config, corpus: Corpus) -> list[str]:
     """Return the class of each row of the head; empty without a head."""
     if not config.has_head:
         return []
-    return class_names(corpus.train.speakers, class_speeds(config))
+    return _class_names(config, corpus)
+
+
+def _class_names(config: Config, corpus: Corpus) -> list[str]:
+    """Return the names of the classes: speakers at the speeds that they are heard at."""
+    speeds = class_speeds(config)
+    names = class_names(corpus.train.speakers, speeds)
+    if len(speeds) == 1:
+        return names
+    used_KP = has_speed(config, corpus.train)
+    return [name for name, is_used in zip(names, used_KP.flat) if is_used]
 
 
 def row_labels(
@@ -180,9 +197,11 @@ def row_labels(
     # Without a head, labels are not used.
     rows = [0] * len(classes)
     if names:
-        # With training.init_head "keep", the rows of the initial model come first.
+        # With training.init_head "keep", the rows of the initial model come first. A speaker that
+        # is never heard at a speed has no row for it.
         row_of = {name: row for row, name in enumerate(names)}
-        rows = [row_of[name] for name in classes]
+        used = set(_class_names(config, corpus))
+        rows = [row_of[name] if name in used else 0 for name in classes]
 
     # If speeds are not separate classes, all speeds share one row of labels.
     label_CN = np.reshape(rows, (-1, len(speakers)))

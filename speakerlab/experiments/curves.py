@@ -34,13 +34,14 @@ CURVES = (
     ("valid", "eer", "validation EER in %", 100.0),
     ("valid", "accuracy", "validation accuracy in %", 100.0),
 )
+EER_OF = "eer/"  # followed by the name of a corpus
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
     """Read metrics.jsonl as name -> (steps, values); use the last value of a repeated step."""
     rows = _read_metrics(path)
     curves: dict[str, Curve] = {}
-    for kind, key, name, factor in CURVES:
+    for kind, key, name, factor in [*CURVES, *_of_corpora(rows)]:
         # A resumed run repeats the steps after its last checkpoint: the new value replaces the old.
         value_at: dict[int, float] = {}
         for row in rows:
@@ -53,6 +54,19 @@ def read_curves(path: Path) -> dict[str, Curve]:
             values = list(value_at.values())
             curves[name] = (list(value_at), values)
     return curves
+
+
+def _of_corpora(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, float]]:
+    """Return the curves of the validation EER within each of several corpora."""
+    keys_of_corpora: dict[str, None] = {}
+    for row in rows:
+        for key in row:
+            if key.startswith(EER_OF):
+                keys_of_corpora[key] = None
+    return [
+        ("valid", key, f"validation EER in %, {key.removeprefix(EER_OF)}", 100.0)
+        for key in keys_of_corpora
+    ]
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -33,8 +33,7 @@ OPTIONAL = ("origin", "fine-tuned from", "taught by", "training")
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
     """Return the stated facts about each data directory of a training, for the model's card."""
-    root = Path(config.data.dir)
-    abouts = [read_about(root / name) for name in config.data.train]
+    abouts = [read_about(folder) for folder in config.data.train_folders]
     stated: dict[str, list[str]] = {}
     for key in ABOUT:
         # Each key has a value for each directory: `_training_data` pairs them by position.

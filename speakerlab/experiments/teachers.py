@@ -368,7 +368,7 @@ def sizes_of(teachers: Sequence[str]) -> list[int]:
 
 def target_stem(model: TeacherModel, config: Config, *, kind: str) -> Path:
     """Return where a teacher's targets are kept, without an ending; kind: a part of the name."""
-    names = "+".join(name.replace("/", "_") for name in config.data.train)
+    names = "+".join(corpus.dir.replace("/", "_") for corpus in config.data.corpora)
     folder = Path(config.data.dir) / "targets"
     return folder / f"{names}-{kind}-{model.sha256[:12]}"
 

@@ -1,7 +1,6 @@
 """Micro-batches of a training: the order of the crops, and the data workers that read them."""
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,11 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, row_labels
+from speakerlab.experiments.mixture import (
+    corpus_shares,
+    draws_of_corpora,
+    seconds_per_crop,
+)
 from speakerlab.experiments.planning import batch_bytes, configured_micro_batch
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
@@ -115,11 +119,14 @@ class TrainBatches:
             epoch_samples = training.epoch_hours * 3600 * train.sample_rate
 
         # Seconds of an utterance per crop; None: the sampler's default.
-        crop_interval = training.one_crop_per
-        if crop_interval == "utterance":
-            crop_interval = math.inf
+        crop_interval = seconds_per_crop(self.config, train)
         if crop_interval is not None:
             crop_interval = crop_interval * train.sample_rate
+        samples_of_corpora = np.bincount(
+            train.part_N,
+            weights=train.num_samples_N,
+            minlength=len(train.parts),
+        )
 
         return EpochOrder(
             train.num_samples_N,
@@ -132,6 +139,8 @@ class TrainBatches:
             one_crop_per=crop_interval,
             speaker_N=train.speaker_N,
             speaker_balance=training.speaker_balance,
+            corpus_N=train.part_N,
+            corpus_shares=corpus_shares(self.config, samples_of_corpora.tolist()),
         )
 
     def crops_of(self, *, attempt: int) -> TrainCrops:
@@ -153,6 +162,7 @@ class TrainBatches:
             clean_crops=config.views.clean if config.task == "ssl" else 0,
             target_ND=self.target_ND,
             target_frames=self.target_frames,
+            draws_of_parts=draws_of_corpora(config, self.augment.draws),
         )
 
 

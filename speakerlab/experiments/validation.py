@@ -110,6 +110,11 @@ class PairValidation(HeldOutValidation):
         eer, _, _ = pairwise_eer(emb_ND, np.array(self.label_N))
         return eer
 
+    def metrics(self, emb_ND: np.ndarray) -> dict[str, float]:
+        """Return the EER, and that within each corpus of several."""
+        metrics = super().metrics(emb_ND)
+        return metrics | eer_of_corpora(self.pieces, self.label_N, emb_ND)
+
     def calibrate(
         self,
         emb_ND: np.ndarray,
@@ -203,7 +208,26 @@ class TeacherValidation(HeldOutValidation):
         metrics = super().metrics(emb_ND)
         if self.pairs is not None:
             metrics["eer"], _, _ = pairwise_eer(emb_ND, np.array(self.label_N))
+            metrics |= eer_of_corpora(self.pieces, self.label_N, emb_ND)
         return metrics
+
+
+def eer_of_corpora(
+    pieces: Sequence[Piece], labels: Sequence[int], emb_ND: np.ndarray
+) -> dict[str, float]:
+    """Return `eer/NAME` over the pairs within each corpus; empty for one corpus."""
+    manifest = pieces[0].manifest
+    if len(manifest.parts) == 1:
+        return {}
+    part_N = manifest.part_N[[piece.row for piece in pieces]]
+    label_N = np.array(labels)
+    metrics: dict[str, float] = {}
+    for number, name in enumerate(manifest.names):
+        is_here_N = part_N == number
+        if _has_both_kinds(label_N[is_here_N]):
+            eer, _, _ = pairwise_eer(emb_ND[is_here_N], label_N[is_here_N])
+            metrics[f"eer/{name.strip('/')}"] = eer
+    return metrics
 
 
 def _has_both_kinds(label_N: np.ndarray) -> bool:

@@ -28,7 +28,7 @@ def folder(make_data_dir):
 
 def test_labels_replace_speakers(folder):
     whole = read_manifest([folder], sample_rate=16000)
-    labelled = label(whole, [folder], table="utt2lang")
+    labelled = label(whole, [folder], tables=["utt2lang"])
     assert labelled.speakers == ("de", "th")
     for row, utterance in enumerate(labelled.ids):
         label_of_row = labelled.speaker_N[row]
@@ -51,7 +51,7 @@ def test_bad_labels_are_refused(folder, old, new, value):
     table.write_text(text.replace(old, new))
     manifest = read_manifest([folder], sample_rate=16000)
     with refuses(str(table), value):
-        label(manifest, [folder], table="utt2lang")
+        label(manifest, [folder], tables=["utt2lang"])
 
 
 def held_out(classes: str, units: str, num_units: int) -> list[str]:

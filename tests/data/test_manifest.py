@@ -1,5 +1,6 @@
 """Data directories on disk, and the columns they are read into."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -137,12 +138,41 @@ def test_two_directories_are_one_set(make_data_dir):
     assert both.sha256() == other_order.sha256()
 
 
-def test_two_directories_that_share_an_id_are_refused(make_data_dir):
+def test_equal_ids_of_two_directories_are_different_utterances_and_people(
+    make_data_dir, caplog
+):
+    first = make_data_dir("a/train", speakers=[0, 1], seconds=[1.0])
+    second = make_data_dir("b/train", speakers=[1, 2], seconds=[0.5])
+    options = {"sample_rate": RATE, "names": ["a", "b"]}
+    manifest = read_manifest([first, second], **options)
+    assert manifest.speakers == ("a/spk1", "b/spk1", "spk0", "spk2")
+    assert sorted(manifest.ids) == ["a/spk1-0", "b/spk1-0", "spk0-0", "spk2-0"]
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2 and all("spk1" in text for text in texts)
+    for row, name in enumerate(manifest.ids):
+        if name == "b/spk1-0":
+            assert manifest.speakers[manifest.speaker_N[row]] == "b/spk1"
+            assert manifest.paths[row].startswith(str(second.parent))
+
+    shared = read_manifest([first, second], shares_speakers=[False, True], **options)
+    assert shared.speakers == ("spk0", "spk1", "spk2")
+
+
+def test_a_speaker_who_may_be_either_of_two_is_refused(make_data_dir):
+    folders = [make_data_dir(f"{name}/train", speakers=[0, 1]) for name in "abc"]
+    options = {"sample_rate": RATE, "names": ["a", "b", "c"]}
+    with refuses("data.train", "spk0 of c", "a and b"):
+        read_manifest(folders, shares_speakers=[False, False, True], **options)
+    all_shared = read_manifest(folders, shares_speakers=[True] * 3, **options)
+    assert all_shared.speakers == ("spk0", "spk1")
+
+
+def test_one_recording_in_two_directories_is_refused(make_data_dir, tmp_path):
     first = make_data_dir("a", speakers=[0, 1])
-    second = make_data_dir("b", speakers=[1, 2])
-    dirs = [first, second]
-    with refuses(f"{first} + {second}", "spk1-0"):
-        read_manifest(dirs, sample_rate=RATE)
+    second = tmp_path / "b"
+    shutil.copytree(first, second)
+    with refuses(f"{first} + {second}", "with the same recording", "spk"):
+        read_manifest([first, second], sample_rate=RATE)
 
 
 def test_unchecked_and_changed_directories_are_refused(make_data_dir):
@@ -270,3 +300,15 @@ def test_an_utterance_without_speaker_is_refused_not_made_one(make_data_dir):
     table.write_text("".join(lines[1:]))
     with refuses(str(table), "spk0-0"):
         read_manifest([folder], sample_rate=RATE)
+
+
+def test_validation_speakers_come_from_every_directory(make_data_dir):
+    large = make_data_dir("a", speakers=range(30), seconds=[0.3])
+    small = make_data_dir("b", speakers=range(40, 50), seconds=[0.3])
+    few = make_data_dir("c", speakers=range(60, 63), seconds=[0.3])
+    manifest = read_manifest([large, small, few], sample_rate=RATE)
+    train, valid = split_valid(manifest, 6)
+    counts = np.bincount(valid.part_N, minlength=3)
+    assert counts.tolist() == [4, 2, 0]
+    assert not set(train.speakers) & set(valid.speakers)
+    assert len(train.speakers) == 43 - 6
