@@ -20,6 +20,7 @@ corpus=           # DIR: VoxCeleb1 and 2; stage 0 gets the lists and unpacks arc
 noise=auto        # DIR|none|auto: noise for augmentation; auto: musan, in or beside the corpus
 rirs=auto         # DIR|none|auto: room impulse responses; auto: RIRS_NOISES, in or beside the corpus
 data=$recipe/data # DIR: the data directories
+also=             # DIR: a data directory of other speakers to train on too, such as egs/cnceleb/data/train
 exp=              # DIR: the experiment (default: exp/MODEL_sSEED); stage 4 writes DIR-lm
 features=wave     # wave|fbank: what stage 2 packs; fbank trains faster, without audio augmentation
 codec=pcm         # pcm|flac: of packed audio; flac takes two thirds of the disk
@@ -37,11 +38,12 @@ learned_from=(--development "$data/train")       # what these back ends learn fr
 if [[ $task == ssl ]]; then config+=("ssl/${method:=dino}") name+=_$method backends=(cosine) learned_from=(); fi
 if [[ $task == distil ]]; then config+=(distil) name+=_distil backends=(cosine) learned_from=(); fi
 if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ -n $also ]]; then name+=_also; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 
-settings=("data.dir=$data" "seed=$seed") # with a second training set also "data.train=[train,NAME]"
+settings=("data.dir=$data" "seed=$seed" ${also:+"data.train=[train, {dir: \"$also\"}]"})
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
 settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
@@ -57,7 +59,7 @@ fi
 
 if stage 1 'data directories'; then
   run python "$recipe/prepare.py" "${sources[@]}" --data "$data"
-  run speakerlab check "$data/train" "$data/test" "${banks[@]}" --sample-rate "$rate" \
+  run speakerlab check "$data/train" ${also:+"$also"} "$data/test" "${banks[@]}" --sample-rate "$rate" \
     --allow-rejected 0.001 # m4a files that cannot be decoded, listed in rejected.tsv
 fi
 

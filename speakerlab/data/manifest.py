@@ -16,8 +16,9 @@ import numpy as np
 from speakerlab.core import done
 from speakerlab.core.counting import count_of
 from speakerlab.data import audio
-from speakerlab.data.arrays import Strings, stable_hash
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.codecs import reencode
+from speakerlab.data.columns import Columns, read_columns
 from speakerlab.data.shards import (
     FEATURES,
     WAVES,
@@ -26,36 +27,10 @@ from speakerlab.data.shards import (
     keep,
     read_packed,
 )
-from speakerlab.data.tables import (
-    read_durations,
-    read_rejected,
-    read_segments,
-    read_table,
-)
 
 log = logging.getLogger(__name__)
-CHECKED = ".checked"  # record of the last check of a directory (data/checked.py)
 # Utterances whose recordings are looked into, to notice other audio.
 MAX_SAMPLED = 10_000
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """One data directory; rows are ordered by a hash of their id, so order has no meaning."""
-
-    ids: Strings
-    hash_N: np.ndarray  # uint64, rising
-    paths: Strings  # of the recording that contains each utterance
-    start_N: np.ndarray  # int64, first sample within the recording
-    num_samples_N: np.ndarray  # int64
-    speaker_N: np.ndarray  # int32, index into `speakers`
-    speakers: Strings  # sorted
-    sha256: str = ""  # of everything but the paths, which may differ between hosts
-    waves: Packed | None = None  # where it is packed
-    features: Packed | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Texts(Sequence[str]):
@@ -344,6 +319,20 @@ def read_manifest(
         all_speakers.update(speakers_of_part)
     speakers = tuple(sorted(all_speakers))
 
+    if len(parts) == 1:
+        # Its rows and speakers are in order already; its arrays may be mapped files.
+        (part,) = parts
+        return Manifest(
+            parts=(part,),
+            part_N=np.zeros(len(part), dtype=np.int16),
+            row_N=np.arange(len(part), dtype=np.int32),
+            num_samples_N=part.num_samples_N,
+            speaker_N=part.speaker_N,
+            speakers=speakers,
+            sample_rate=sample_rate,
+            names=part_names,
+        )
+
     # A directory numbers its own speakers; number the speakers of all directories together.
     number_of = _number(speakers)
     row_columns: list[np.ndarray] = []
@@ -477,93 +466,6 @@ def _read_current(place: Path, columns: Columns) -> Packed | None:
     return shards
 
 
-def read_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Read the tables of a checked data directory.
-
-    Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
-    """
-    if not folder.exists():
-        raise FileNotFoundError(
-            f"{folder}: does not exist; check the path, or prepare the data"
-        )
-    if not (folder / "utt2dur").exists():
-        raise FileNotFoundError(
-            f"{folder}: has not been checked (no utt2dur); run `speakerlab check"
-            f" {folder}`"
-        )
-    _refuse_other_rate(folder, sample_rate)
-    wavs = read_table(folder / "wav.scp")
-    seconds = read_durations(folder)
-    segments = read_segments(folder / "segments")
-    rejected = read_rejected(folder)
-
-    # The check gave each utterance of the tables either a duration or a rejection.
-    table_of_ids = segments or wavs
-    listed = table_of_ids.keys()
-    checked = seconds.keys() | rejected.keys()
-    unchecked = listed - checked
-    unlisted = seconds.keys() - listed
-    changed = unchecked | unlisted
-    if changed:
-        table = "segments" if segments else "wav.scp"
-        raise ValueError(
-            f"{folder}/{table}: its utterances are not those of {folder}/utt2dur, e.g. "
-            f"{min(changed)}; run `speakerlab check {folder}`"
-        )
-    utterances = seconds.keys() - rejected.keys()
-
-    # Without utt2spk (noise, rooms) each utterance is its own speaker.
-    speaker_of = {utterance: utterance for utterance in utterances}
-    if (folder / "utt2spk").exists():
-        speaker_of = read_table(folder / "utt2spk")
-    without_speaker = utterances - speaker_of.keys()
-    if without_speaker:
-        raise ValueError(
-            f"{folder}/utt2spk: {min(without_speaker)} has no speaker; add its line"
-        )
-
-    # Sorted by id first, so that two ids with equal hashes have an order too.
-    ids = sorted(sorted(utterances), key=stable_hash)
-    recordings: list[str] = []
-    starts: list[int] = []  # in samples
-    for utterance in ids:
-        recording = utterance
-        start = 0.0
-        if segments:
-            recording, start, _ = segments[utterance]
-        recordings.append(recording)
-        starts.append(round(start * sample_rate))
-    missing_recordings = set(recordings) - wavs.keys()
-    if missing_recordings:
-        raise ValueError(
-            f"{folder}/wav.scp: lacks the recording {min(missing_recordings)}; add its"
-            " line"
-        )
-
-    # Speakers whose utterances are all rejected get no number.
-    speaker_of_row = [speaker_of[utterance] for utterance in ids]
-    speakers = sorted(set(speaker_of_row))
-    number_of = _number(speakers)
-    speaker_numbers = [number_of[speaker] for speaker in speaker_of_row]
-    hashes = [stable_hash(utterance) for utterance in ids]
-    paths = [wavs[recording] for recording in recordings]
-    lengths: list[int] = []  # in samples
-    for utterance in ids:
-        num_samples = round(seconds[utterance] * sample_rate)
-        lengths.append(num_samples)
-    columns = Columns(
-        ids=Strings.of(ids),
-        hash_N=np.array(hashes, np.uint64),
-        paths=Strings.of(paths),
-        start_N=np.array(starts, np.int64),
-        num_samples_N=np.array(lengths, np.int64),
-        speaker_N=np.array(speaker_numbers, np.int32),
-        speakers=Strings.of(speakers),
-    )
-
-    return replace(columns, sha256=_digest_of(columns))
-
-
 def is_other_audio(digest: str | None, other_digest: str | None) -> bool:
     """Return whether two digests of `Manifest.audio_digest` are known and differ.
 
@@ -572,27 +474,3 @@ def is_other_audio(digest: str | None, other_digest: str | None) -> bool:
     if digest is None or other_digest is None:
         return False
     return digest != other_digest
-
-
-def _refuse_other_rate(folder: Path, sample_rate: int) -> None:
-    """Raise ValueError if a directory was checked for another sample rate."""
-    record = done.read_record(folder / CHECKED)
-    checked_rate = record.get("sample_rate", str(sample_rate))
-    if checked_rate != str(sample_rate):
-        raise ValueError(
-            f"{folder}: was checked for {checked_rate} Hz, but {sample_rate} Hz are"
-            f" needed; run `speakerlab check {folder} --sample-rate {sample_rate}`, or"
-            f" use a model of {checked_rate} Hz"
-        )
-
-
-def _digest_of(columns: Columns) -> str:
-    """Return the SHA-256 of everything but the paths, which may differ between hosts."""
-    speaker_lines = "\n".join(columns.speakers)
-    digest = hashlib.sha256(speaker_lines.encode())
-    digest.update(columns.ids.blob.data)
-    digest.update(columns.ids.ends.data)
-    digest.update(columns.start_N.data)
-    digest.update(columns.num_samples_N.data)
-    digest.update(columns.speaker_N.data)
-    return digest.hexdigest()

@@ -24,7 +24,7 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio, levels
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
-from speakerlab.data.manifest import Columns, read_columns
+from speakerlab.data.columns import Columns, read_columns, store_columns
 from speakerlab.data.shards import (
     Layout,
     Packed,
@@ -108,6 +108,7 @@ def pack_data_dir(
         columns = read_columns(folder, sample_rate=layout.sample_rate)
         made_with["recordings"] = recordings_digest(folder)
         if _is_packed_from(columns, folder, layout, made_with):
+            store_columns(folder, sample_rate=layout.sample_rate)
             return f"{folder}: already packed"
         if fault:
             raise fault
@@ -405,6 +406,7 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     )
     packed.write()
     _move_to_place(job)
+    store_columns(folder, sample_rate=layout.sample_rate)
 
     # Noise and rooms have levels that speech has not.
     if (folder / "utt2spk").exists():

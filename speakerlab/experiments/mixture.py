@@ -93,9 +93,12 @@ def seconds_per_crop(config: Config, manifest: Manifest) -> float | np.ndarray |
     ]
     seconds: list[float] = []
     for interval in intervals:
-        if interval == "utterance":
-            interval = math.inf
-        seconds.append(math.nan if interval is None else interval)
+        if interval is None:
+            seconds.append(math.nan)
+        elif isinstance(interval, str):  # "utterance"
+            seconds.append(math.inf)
+        else:
+            seconds.append(interval)
     first = seconds[0]
     if all(value == first for value in seconds):
         return first
@@ -154,8 +157,12 @@ def among(
 def has_speed(config: Config, manifest: Manifest) -> np.ndarray:
     """Return used_KP: whether a speaker is ever heard at a speed of `augment.speeds`."""
     speeds = config.augment.speeds
-    used_KP = np.zeros((len(speeds), len(manifest.speakers)), dtype=bool)
-    for index, corpus in enumerate(config.data.corpora):
+    shape = (len(speeds), len(manifest.speakers))
+    corpora = config.data.corpora
+    if all(corpus.speeds is None for corpus in corpora):
+        return np.ones(shape, dtype=bool)
+    used_KP = np.zeros(shape, dtype=bool)
+    for index, corpus in enumerate(corpora):
         speakers = np.unique(manifest.speaker_N[manifest.part_N == index])
         for number, speed in enumerate(speeds):
             if corpus.speeds is None or speed in corpus.speeds:
