@@ -101,13 +101,14 @@ def write_report(
     # In TensorBoard beside the curves of the training, if it has been trained here.
     if (exp_dir / TENSORBOARD).is_dir():
         # Imported only now, because the import would slow down `speakerlab score --help`.
-        from speakerlab.training.monitor import write_images
+        from speakerlab.training.monitor import write_scores
 
         images: dict[str, Path] = {}
         for pictures_of_list in pictures.values():
             for picture in pictures_of_list:
                 images[f"scores/{picture.path.stem}"] = picture.path
-        write_images(exp_dir / TENSORBOARD, card.get("steps", 0), images)
+        step = card.get("steps", 0)
+        write_scores(exp_dir / TENSORBOARD, step, primary_eers(model_rows), images)
 
     # The primary back end of a list is scored first.
     primary_scores = [group[0] for group in groups.values()]
@@ -123,6 +124,15 @@ def write_report(
         notes=all_notes,
     )
     return path
+
+
+def primary_eers(rows: Sequence[Row]) -> dict[str, float]:
+    """Return trial list -> EER of its primary row, or of its first row if none is marked."""
+    eers: dict[str, float] = {}
+    for row in rows:
+        if row.get("primary") or row["trials"] not in eers:
+            eers[row["trials"]] = row["eer"]
+    return eers
 
 
 def _model_note(card: Mapping[str, Any]) -> str:

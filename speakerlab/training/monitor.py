@@ -5,7 +5,7 @@ clock. A full disk delays rows and never ends a run.
 
 TensorBoard's files are written here, because its own writer loses its buffer at the first write
 that fails, and its thread ends in a traceback. They hold the metrics, the configuration as text and
-hyper-parameters, and after scoring the plots of the report.
+hyper-parameters, and after scoring the EERs and the plots of the report.
 """
 
 import io
@@ -40,7 +40,11 @@ PREFIX = "events.out.tfevents"
 # after `QUIET_SECONDS` without a line of training.
 FIRST_SECONDS = 10.0
 QUIET_SECONDS = 20.0
-IMAGES = "scores"  # end of the name of the file with the plots of the report
+METRICS = "0"  # end of the name of a file with the metrics of a training
+SCORES = "scores"  # end of the name of the file with the EERs and plots of the report
+# Group of the metrics of the result. Of all metrics, the tab HPARAMS shows the first five by name,
+# and this name comes before `train` and `valid`.
+RESULTS = "results"
 # Width and height of a PNG file, after its signature and the name of the first chunk.
 PNG_SIZE = struct.Struct(">16xII")
 
@@ -48,7 +52,7 @@ PNG_SIZE = struct.Struct(">16xII")
 class Events:
     """One file of events; its name ends with `kind`."""
 
-    def __init__(self, folder: Path, *, kind: str = "0") -> None:
+    def __init__(self, folder: Path, *, kind: str = METRICS) -> None:
         self.folder = folder
         # Files are read in the order of their names. The clock alone does not order them: a run
         # may resume within the second, or on a host whose clock is behind.
@@ -75,7 +79,7 @@ class Events:
         self._append(Event(step=step, summary=summary))
 
     def add_scalars(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        """Write an event with the values of a step; group: `train` or `valid`."""
+        """Write an event with the values of a step; group: `train`, `valid` or `results`."""
         scalars: list[Summary.Value] = []
         for name, value in values.items():
             scalars.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
@@ -104,14 +108,23 @@ class Monitor:
         self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
         # Otherwise the steps that are taken again would have two rows.
         _cut_rows(self.rows.path, start_step)
-        self.events = Events(self.exp_dir / "tensorboard")
+        folder = self.exp_dir / "tensorboard"
+        earlier_files = list(folder.glob(f"{PREFIX}.*.{METRICS}"))
+        self.events = Events(folder)
         first_step = start_step + 1
         self.events.restart(first_step)
-        # At the first step of this start: another start from the same step replaces them.
+        # At the first step of this start: another start from the same step replaces it.
         text = text_pb("config", _as_code(self.config))
         self.events.add(first_step, text)
-        values = {key: _as_parameter(value) for key, value in self.settings.items()}
-        self.events.add(first_step, hparams_pb(values, trial_id=self.exp_dir.name))
+        # TensorBoard keeps the first hyper-parameters that it reads. A run that resumes has written
+        # them; one that begins again may have other settings, and nothing of the earlier start.
+        if start_step == 0:
+            for path in earlier_files:
+                path.unlink(missing_ok=True)
+        if start_step == 0 or not earlier_files:
+            values = {key: _as_parameter(value) for key, value in self.settings.items()}
+            parameters = hparams_pb(values, trial_id=self.exp_dir.name)
+            self.events.add(first_step, parameters)
         self.start_step = start_step
         self.started_at = time.monotonic()
         self.last_line_at = self.started_at
@@ -163,6 +176,12 @@ class Monitor:
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
         """Write and log a row of validation."""
         self._write(step, values, "valid")
+        # Not those within single corpora, `eer/NAME`.
+        results: dict[str, float] = {}
+        for name, value in values.items():
+            if "/" not in name:
+                results[f"valid_{name}"] = value
+        self.events.add_scalars(step, RESULTS, results)
         metrics = ", ".join(_format_metrics(values))
         log.info("step %d: validation: %s", step, metrics)
 
@@ -179,12 +198,18 @@ class Monitor:
         self.events.add_scalars(step, group, values)
 
 
-def write_images(folder: Path, step: int, images: Mapping[str, Path]) -> None:
-    """Write PNG files, by tag, as TensorBoard's images of a step, in place of earlier ones."""
-    for path in folder.glob(f"{PREFIX}.*.{IMAGES}"):
+def write_scores(
+    folder: Path,
+    step: int,
+    eers: Mapping[str, float],
+    images: Mapping[str, Path],
+) -> None:
+    """Write the results of a scoring for TensorBoard, in place of earlier ones.
+
+    step: of the scored model. eers: trial list -> EER, a fraction. images: tag -> PNG file.
+    """
+    for path in folder.glob(f"{PREFIX}.*.{SCORES}"):
         path.unlink(missing_ok=True)
-    if not images:
-        return
     values: list[Summary.Value] = []
     for tag, path in images.items():
         content = path.read_bytes()
@@ -196,8 +221,10 @@ def write_images(folder: Path, step: int, images: Mapping[str, Path]) -> None:
             encoded_image_string=content,
         )
         values.append(Summary.Value(tag=tag, image=image))
-    events = Events(folder, kind=IMAGES)
-    events.add(step, Summary(value=values))
+    events = Events(folder, kind=SCORES)
+    events.add_scalars(step, f"{RESULTS}/eer", eers)
+    if values:
+        events.add(step, Summary(value=values))
     events.file.close()
 
 

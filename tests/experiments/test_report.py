@@ -178,6 +178,9 @@ def test_tensorboard_shows_the_plots_of_the_last_scoring(experiment):
         picture = image.imread(f"{experiment / tag}.png")
         assert (drawn.height, drawn.width) == picture.shape[:2]
     assert [event.step for event in events.Scalars("train/loss")] == [7]
+    # Of the last scoring only.
+    (scored_eer,) = events.Scalars("results/eer/test/trials")
+    assert scored_eer.value == pytest.approx(eer(SCORES, TRIALS.is_target_N))
 
     # A run that is extended from there keeps them.
     longer = Monitor(experiment, total_steps=8, every_seconds=9.0)
