@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
 from speakerlab.data.pack import pack_data_dir
+from speakerlab.data.remote import parse_store
 from speakerlab.data.shards import Layout
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ def main(arguments: Sequence[str]) -> None:
     if args.features == "fbank":
         features = stored_features(args)
         layout = features.layout
+    store = None
+    if args.out is not None:
+        store = parse_store(args.out)
+        if len(args.folders) > 1:
+            raise ValueError(
+                f"--out: takes one data directory, got {len(args.folders)}; pack each to"
+                " an address of its own"
+            )
     # The facts describe the features: training refuses shards with other features.
     for folder in args.folders:
         line = pack_data_dir(
@@ -32,6 +41,7 @@ def main(arguments: Sequence[str]) -> None:
             allow_rejected=args.allow_rejected,
             num_workers=args.num_workers,
             part=args.job,
+            store=store,
         )
         log.info("%s", line)
 
@@ -48,6 +58,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--features", features, choices=["wave", "fbank"], default="wave")
     options.add("--config YAML", "configuration files of the features", nargs="+")
     options.add_settings()
+    out = "write the shards to an object store, such as s3://bucket/folder, not to DIR"
+    options.add("--out URL", out)
     options.add_job("pack part I of N; run the others elsewhere or later")
     options.add(
         "--allow-rejected SHARE", "share of utterances that may be broken", default=0.01

@@ -240,6 +240,10 @@ class RuntimeConfig(Section):
     # Memory for noise and rooms on the device; noise that needs more stays on the host. auto: what
     # the planned batch leaves of a GPU's memory; of the host's free memory, a quarter, at most 4.
     bank_gb: Literal["auto"] | Positive = "auto"
+    # Disk of a host for parts of shards that are in an object store, and the folder for them, on a
+    # local disk; null: $SPEAKERLAB_CACHE/shards, or ~/.cache/speakerlab/shards.
+    cache_gb: Positive = 100.0
+    cache_dir: str | None = None
     # Split the head's rows over the ranks; auto: from 50,000 classes on.
     split_head: Literal["auto", "on", "off"] = "auto"
     checkpoint_minutes: Positive = 30.0  # longest time between two checkpoints

@@ -30,7 +30,8 @@ from speakerlab.core.batch import MISSING, Batch, Crop, Draw, Draws
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.codecs import reencode
 from speakerlab.data.manifest import Manifest, Piece
-from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.remote import read_ahead, warn_of_small_cache
+from speakerlab.data.sampler import BLOCK_ROWS, WINDOW_BLOCKS, EpochOrder
 from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import (
     MICRO_BATCHES_AHEAD,
@@ -218,20 +219,9 @@ class TrainCrops(Dataset[Crop]):
     def read(self, crop: Crop) -> Crop:
         """Return the crop with its samples, or with its stored frames."""
         if self.crop_frames:
-            # `read_features`, like `read`, repeats what is shorter.
-            first_frame = crop.first // self.frame_shift
-            feats_TF = self.manifest.read_features(
-                crop.row, first_frame, self.crop_frames
-            )
-            return replace(crop, feats_TF=feats_TF)
+            return replace(crop, feats_TF=self.fetch(crop))
 
-        speed_index = _speed_index(crop.draws)
-        wave_S = self.manifest.read(
-            crop.row,
-            crop.first,
-            self.read_samples[speed_index],
-        )
-
+        wave_S = self.fetch(crop)
         # The codecs run on the CPU, in libsndfile, so they are applied in the worker.
         codec_draw = crop.draws.get("reencode")
         if codec_draw is not None:
@@ -245,6 +235,19 @@ class TrainCrops(Dataset[Crop]):
         if self.target_frames is not None:
             target_CT = self.target_frames.read(crop.row, crop.first)
         return replace(crop, wave_S=wave_S, target_CT=target_CT)
+
+    def fetch(self, crop: Crop) -> np.ndarray:
+        """Return what `read` reads for a crop: wave_S, int16, or the stored feats_TF, float32."""
+        if self.crop_frames:
+            # `read_features`, like `read`, repeats what is shorter.
+            first_frame = crop.first // self.frame_shift
+            return self.manifest.read_features(crop.row, first_frame, self.crop_frames)
+        speed_index = _speed_index(crop.draws)
+        return self.manifest.read(
+            crop.row,
+            crop.first,
+            self.read_samples[speed_index],
+        )
 
     def _seek(self, name: str, slot: Slot) -> np.random.Generator:
         """Return the generator of a name and a slot.
@@ -396,12 +399,19 @@ def train_loader(
     num_workers: int,
     pin_memory: bool,
     stall_seconds: float = 60.0,
+    num_ahead: int = 1000,
 ) -> Iterator[Batch]:
     """Yield a batch for each list of slots.
 
     num_workers: number of processes that read ahead; 0 reads in this process.
     stall_seconds: log a warning each time that no batch has arrived for so long.
+    num_ahead: crops that are fetched from an object store in advance, if the shards are in one.
     """
+    if remote_bytes(crops.manifest):
+        warn_of_small_cache(bytes_of_windows(crops.manifest, 2))
+        slot_lists = read_ahead(
+            slot_lists, crops.draw, crops.fetch, num_ahead=num_ahead
+        )
     if not num_workers:
         for slots in slot_lists:
             batch_crops = [crops[slot] for slot in slots]
@@ -431,6 +441,25 @@ def train_loader(
         multiprocessing_context="fork",
     )
     yield from watched(loader, watch, stall_seconds=stall_seconds)
+
+
+def remote_bytes(manifest: Manifest) -> int:
+    """Return the bytes of a manifest's shards in object stores."""
+    num_bytes = 0
+    for part in manifest.parts:
+        for packed in (part.waves, part.features):
+            if packed is not None and packed.remote is not None:
+                num_bytes += sum(packed.num_bytes_of_shards)
+    return num_bytes
+
+
+def bytes_of_windows(manifest: Manifest, num_windows: int) -> int:
+    """Return the bytes of `remote_bytes` in which an epoch shuffles its rows at once."""
+    num_rows = BLOCK_ROWS * WINDOW_BLOCKS * num_windows
+    num_bytes = remote_bytes(manifest)
+    if len(manifest) <= num_rows:
+        return num_bytes
+    return num_bytes * num_rows // len(manifest)
 
 
 class Pieces(Dataset[np.ndarray]):

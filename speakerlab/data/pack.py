@@ -2,7 +2,8 @@
 
 In: a data directory. Out: `shards/` (or `features/`) in it, and more lines in `rejected.tsv`.
 The tables alone determine the shard of each utterance, so that an interrupted packing can continue
-and several jobs can share one. Shards are written atomically.
+and several jobs can share one. Shards are written atomically. With an object store, each complete
+shard is uploaded, and only a reference to the store is written to `shards/`.
 """
 
 import hashlib
@@ -25,7 +26,9 @@ from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio, levels
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns
+from speakerlab.data.remote import RemoteShards, Store, read_reference
 from speakerlab.data.shards import (
+    INDEX,
     Layout,
     Packed,
     ShardWriter,
@@ -62,6 +65,7 @@ class Job:
     layout: Layout
     bounds: tuple[int, ...]  # rows at which the shards begin, and the end
     features: Features | None
+    store: Store | None  # where the shards are uploaded to; None: they stay here
 
     def done_file(self, shard: int) -> Path:
         """Return the marker file of a complete shard; it is written last."""
@@ -74,6 +78,8 @@ class Job:
         done file then creates the folder again, and is alone in it.
         """
         done_file = self.done_file(shard)
+        if self.store is not None:
+            return done_file.exists()  # written after the upload
         return done_file.exists() and done_file.with_suffix(".tar").exists()
 
     def rows(self, shard: int) -> range:
@@ -92,12 +98,14 @@ def pack_data_dir(
     allow_rejected: float = 0.01,
     num_workers: int = 1,
     part: tuple[int, int] = (1, 1),
+    store: Store | None = None,
 ) -> str:
     """Pack, or continue packing; return a one-line summary.
 
     features: computes the stored features of a wave, for the fbank codec; facts: their settings.
     part: (I, N) for job I of N jobs that run at the same time on any hosts; the job that finds all
     shards written joins them.
+    store: where to write the shards to; by default they stay where they are, at first here.
     Raises ValueError listing recordings that cannot be read, where they are a larger share of the
     directory than `allow_rejected`; nothing is replaced then.
     """
@@ -107,7 +115,7 @@ def pack_data_dir(
         require_checked(folder)
         columns = read_columns(folder, sample_rate=layout.sample_rate)
         made_with["recordings"] = recordings_digest(folder)
-        if _is_packed_from(columns, folder, layout, made_with):
+        if _is_packed_from(columns, folder, layout, made_with, store=store):
             store_columns(folder, sample_rate=layout.sample_rate)
             return f"{folder}: already packed"
         if fault:
@@ -118,7 +126,7 @@ def pack_data_dir(
         with locked(folder / LOCK) as waited, unread(folder):
             if waited:
                 columns = read_columns(folder, sample_rate=layout.sample_rate)
-        if waited and _is_packed_from(columns, folder, layout, made_with):
+        if waited and _is_packed_from(columns, folder, layout, made_with, store=store):
             return f"{folder}: already packed"
         before = packed_codec(folder / layout.folder)
         if before is not None:
@@ -133,7 +141,9 @@ def pack_data_dir(
             raise ValueError(
                 f"{folder}: has no utterances to pack; see {folder}/rejected.tsv"
             )
-        job = _plan_job(columns, folder, layout, made_with, features)
+        if store is not None:
+            _refuse_other_shards(store, folder / layout.folder)
+        job = _plan_job(columns, folder, layout, made_with, features, store=store)
         return _pack(
             job, made_with, part, allow_rejected=allow_rejected, num_workers=num_workers
         )
@@ -163,14 +173,21 @@ def _is_packed_from(
     folder: Path,
     layout: Layout,
     made_with: dict[str, object],
+    *,
+    store: Store | None,
 ) -> bool:
-    """Return whether all shards are there, made from these utterances in this way."""
+    """Return whether all shards are there, made from these utterances in this way.
+
+    store: they must be in this store; None: they may be anywhere.
+    """
     try:
         packed = read_packed(folder / layout.folder)
     # A damaged index, or one that another packing is replacing: packed again.
     except (ValueError, FileNotFoundError):
         return False
     if packed is None or packed.sha256 != columns.sha256:
+        return False
+    if store is not None and (packed.remote is None or packed.remote.store != store):
         return False
 
     # The index of earlier versions has no digest of the recordings; it is still valid.
@@ -191,20 +208,19 @@ def _plan_job(
     layout: Layout,
     made_with: dict[str, object],
     features: Features | None,
+    *,
+    store: Store | None,
 ) -> Job:
     """Divide the utterances into shards, and make the folder that they are written to."""
     bounds = shard_bounds(columns.num_samples_N)
     # Jobs on several hosts must find the same folder, and the times of files may differ there.
     shared_facts = dict(made_with)
     shared_facts.pop("recordings", None)
-    plan = json.dumps(
-        [
-            columns.sha256,
-            asdict(layout),
-            shared_facts,
-            bounds,
-        ]
-    )
+    inputs = [columns.sha256, asdict(layout), shared_facts, bounds]
+    if store is not None:
+        # What another packing has written here, or to another store, is not there.
+        inputs.append(store.url)
+    plan = json.dumps(inputs)
     digest = hashlib.sha256(plan.encode()).hexdigest()
     work_dir = folder / f".{layout.folder}-{digest[:12]}"
     work_dir.mkdir(exist_ok=True)
@@ -215,7 +231,20 @@ def _plan_job(
         layout=layout,
         bounds=bounds,
         features=features,
+        store=store,
     )
+
+
+def _refuse_other_shards(store: Store, place: Path) -> None:
+    """Raise ValueError if a store has an index that the folder of the shards does not refer to."""
+    if INDEX not in store.sizes():
+        return
+    remote = read_reference(place)
+    if remote is None or remote.store != store:
+        raise ValueError(
+            f"--out: {store.url} has the shards of another data directory, or of a copy"
+            " of this one; choose another address, or remove them"
+        )
 
 
 def _pack(
@@ -254,7 +283,9 @@ def _pack(
                 num_missing += 1
         if num_missing:
             # A done file without its shard must never be joined.
-            if _is_packed_from(job.columns, folder, job.layout, made_with):
+            if _is_packed_from(
+                job.columns, folder, job.layout, made_with, store=job.store
+            ):
                 shutil.rmtree(job.work_dir)
                 return f"{folder}: packed by another process meanwhile"
             return (
@@ -334,6 +365,10 @@ def write_shard(job: Job, shard: int) -> int:
                 units = job.features(wave_S)
             writer.add(utterance, units)
         writer.tar.close()
+    if job.store is not None:
+        tar = done_file.with_suffix(".tar")
+        job.store.upload(tar, tar.name)
+        tar.unlink()  # the next shards may need its room
 
     # Written after the shard has its final name, because this file marks it as complete.
     arrays = writer.arrays()
@@ -404,7 +439,7 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
         block_start_K=block_start_K,
         block_size_K=block_size_K,
     )
-    packed.write()
+    _write_index(job, packed)
     _move_to_place(job)
     store_columns(folder, sample_rate=layout.sample_rate)
 
@@ -420,7 +455,9 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
             log.warning("%s", line)
 
     place = folder / layout.folder
-    num_bytes = sum((place / name).stat().st_size for name in shard_names)
+    if job.store is not None:
+        place = job.store.url
+    num_bytes = sum(packed.num_bytes_of_shards)
     line = (
         f"{place}: {count_of(len(packed), 'utterance')} in"
         f" {count_of(num_shards, 'shard')},"
@@ -429,6 +466,23 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     if not rejected:
         return line
     return f"{line}; {len(rejected)} cannot be read, see {folder}/rejected.tsv"
+
+
+def _write_index(job: Job, packed: Packed) -> None:
+    """Write the index beside the shards; here, a reference is left of those in a store."""
+    packed.write()
+    store = job.store
+    if store is None:
+        return
+    index = job.work_dir / INDEX
+    store.upload(index, INDEX)
+    remote = RemoteShards(
+        url=store.url,
+        index_sha256=done.file_digest(index),
+        index_bytes=index.stat().st_size,
+    )
+    remote.write_reference(job.work_dir)
+    index.unlink()
 
 
 def _move_to_place(job: Job) -> None:

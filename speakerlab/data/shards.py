@@ -10,6 +10,7 @@ utterance is stored:
 - fbank: a member `<id>.npy` of float32 log mel features, (T, F). A stretch is read by seconds.
 
 Each second (pcm, fbank) or member (flac) is a block with a CRC-32, checked at every read.
+The archives and the index may be in an object store instead, see remote.py.
 Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
@@ -18,10 +19,10 @@ import io
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 from urllib.parse import quote
@@ -31,6 +32,7 @@ import numpy as np
 from speakerlab.core.reading import keys
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, stable_hash, write_arrays
+from speakerlab.data.remote import ATTEMPTS, RemoteShards, read_reference
 
 Codec = Literal["pcm", "flac", "fbank"]
 FLAC_SECONDS = 4
@@ -87,6 +89,10 @@ COLUMNS = (
 )
 ARRAYS = ("shard", "id", *COLUMNS)
 FACTS = keys(layout=Layout, sha256=str, facts=dict[str, Any])
+
+
+# First byte, size in bytes, and CRC of a block.
+BlockPlace = tuple[int, int, int]
 
 
 class ShardWriter:
@@ -252,38 +258,58 @@ class Packed:
     crc_K: np.ndarray  # uint32
     block_start_K: np.ndarray  # int64; both empty where blocks are not compressed
     block_size_K: np.ndarray  # int32
+    remote: RemoteShards | None = None  # where the shards are in a store
 
     def __len__(self) -> int:
         return len(self.start_N)
 
+    def place(self, shard: str) -> str:
+        """Return the path or the address of a shard."""
+        if self.remote is not None:
+            return f"{self.remote.store.url}/{shard}"
+        return f"{self.folder}/{shard}"
+
+    @cached_property
+    def num_bytes_of_shards(self) -> list[int]:
+        """Return the byte at which the last block of each shard ends."""
+        if self.layout.codec == "flac":
+            # An utterance without samples has no block.
+            rows = np.flatnonzero(np.diff(self.block_N))
+            last_block = self.block_N[rows + 1] - 1
+            end = self.block_start_K[last_block] + self.block_size_K[last_block]
+        else:
+            rows = np.arange(len(self))
+            end = self.start_N + self.num_units_N * self.layout.unit_bytes
+        num_bytes = np.zeros(len(self.shards), dtype=np.int64)
+        np.maximum.at(num_bytes, self.shard_N[rows], end)
+        return num_bytes.tolist()
+
     def cut_short(self) -> Iterator[Path]:
-        """Yield the shards that are missing, or smaller than the index requires."""
-        # A shard is at least as long as the end of its last utterance. (Where blocks are
-        # compressed, unit_bytes is 0, and the end is taken to be the start.)
-        num_bytes_N = self.num_units_N * self.layout.unit_bytes
-        end_N = self.start_N + num_bytes_N
-        num_shards = len(self.shards)
-        min_bytes = np.zeros(num_shards, dtype=np.int64)
-        np.maximum.at(min_bytes, self.shard_N, end_N)
-        for name, min_size in zip(self.shards, min_bytes.tolist()):
+        """Yield the shards that are missing, or smaller than the index requires.
+
+        Of shards behind a read-only address, nothing is known before they are read.
+        """
+        sizes: dict[str, int] = {}
+        if self.remote is not None:
+            if self.remote.store.is_read_only:
+                return
+            sizes = self.remote.store.sizes()
+        for name, min_size in zip(self.shards, self.num_bytes_of_shards):
             path = self.folder / name
-            # Asked once: another packing may replace the shards between two questions.
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                yield path
-                continue
-            if size < min_size:
+            if self.remote is None:
+                # Asked once: another packing may replace the shards between two questions.
+                with suppress(FileNotFoundError):
+                    sizes[name] = path.stat().st_size
+            if sizes.get(name, -1) < min_size:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
         """Read wave_S, int16, or feats_TF, float32: `count` units from `first` on, in one read.
 
-        Raises ValueError with the shard, utterance and byte if the data are damaged, and
-        FileNotFoundError if the shard is missing.
+        Raises ValueError with the shard, utterance and byte if the data are damaged or a store does
+        not give them, and FileNotFoundError if the shard is missing.
         """
         layout = self.layout
-        path = f"{self.folder}/{self.shards[self.shard_N[row]]}"
         num_units = int(self.num_units_N[row])
         end = first + count
         assert 0 <= first <= end <= num_units
@@ -308,33 +334,9 @@ class Packed:
                 return np.empty((0, num_mel_bins), "<f4")
             return np.empty(0, "<i2")
 
-        # Neighbouring blocks lie in a row (with tar headers between FLAC members): one read.
-        read_start = int(start_K[0])
-        read_end = int(start_K[-1] + size_K[-1])
-        num_bytes = read_end - read_start
-        # Keep a reference to the file, because another thread may evict it from the cache.
-        shard = open_shard(path)
-        content = os.pread(shard.fileno(), num_bytes, read_start)
-        data = memoryview(content)  # its slices are no copies
-        if len(data) < num_bytes:
-            raise ValueError(
-                f"{path}: ends early, after {len(data)} of {num_bytes} bytes at byte"
-                f" {read_start}; remove {self.folder} {AGAIN}"
-            )
-
-        blocks: list[memoryview] = []
         crc_K = self.crc_K[block_K]
-        places = zip(start_K.tolist(), size_K.tolist(), crc_K.tolist())
-        for start, size, expected_crc in places:
-            offset = start - read_start
-            block = data[offset : offset + size]
-            actual_crc = zlib.crc32(block)
-            if actual_crc != expected_crc:
-                raise ValueError(
-                    f"{path}: the checksum is wrong for {self.ids[row]} at byte {start};"
-                    f" check the disk, remove {self.folder} {AGAIN}"
-                )
-            blocks.append(block)
+        places = list(zip(start_K.tolist(), size_K.tolist(), crc_K.tolist()))
+        data, blocks = self._read_blocks(row, places)
 
         # Decode the blocks, then cut off what lies before and after the range.
         if layout.codec == "flac":
@@ -346,6 +348,60 @@ class Packed:
             units = np.frombuffer(data, "<i2")
         first_read = first_block * layout.block_units
         return units[first - first_read : end - first_read]
+
+    def _read_blocks(
+        self, row: int, places: Sequence[BlockPlace]
+    ) -> tuple[memoryview, list[memoryview]]:
+        """Return what lies from the first of neighbouring blocks to the last, and each block.
+
+        Raises ValueError if a checksum is wrong; a store is asked again before.
+        """
+        shard = int(self.shard_N[row])
+        where = self.place(self.shards[shard])
+        fix = f"check the disk, remove {self.folder} {AGAIN}"
+        num_attempts = 1
+        if self.remote is not None:
+            fix = "upload the shards again (speakerlab pack --out)"
+            num_attempts = ATTEMPTS
+
+        # Neighbouring blocks lie in a row (with tar headers between FLAC members): one read.
+        read_start = places[0][0]
+        last_start, last_size, _ = places[-1]
+        num_bytes = last_start + last_size - read_start
+        damaged_at = None
+        for _ in range(num_attempts):
+            content = self._read_bytes(shard, read_start, num_bytes)
+            data = memoryview(content)  # its slices are no copies
+            blocks, damaged_at = check_blocks(data, places)
+            if damaged_at is None:
+                return data, blocks
+            if self.remote is not None:
+                self.remote.discard(self.shards[shard], read_start, num_bytes)
+        raise ValueError(
+            f"{where}: the checksum is wrong for {self.ids[row]} at byte {damaged_at};"
+            f" {fix}"
+        )
+
+    def _read_bytes(self, shard: int, start: int, num_bytes: int) -> bytes:
+        """Read a range of a shard; raise ValueError if it ends early."""
+        name = self.shards[shard]
+        if self.remote is not None:
+            return self.remote.read(
+                name,
+                start,
+                num_bytes,
+                shard_bytes=self.num_bytes_of_shards[shard],
+            )
+        path = self.place(name)
+        # Keep a reference to the file, because another thread may evict it from the cache.
+        file = open_shard(path)
+        content = os.pread(file.fileno(), num_bytes, start)
+        if len(content) < num_bytes:
+            raise ValueError(
+                f"{path}: ends early, after {len(content)} of {num_bytes} bytes at byte"
+                f" {start}; remove {self.folder} {AGAIN}"
+            )
+        return content
 
     def write(self) -> None:
         """Write the index of the shards."""
@@ -360,10 +416,31 @@ class Packed:
         write_arrays(self.folder / INDEX, arrays, facts)
 
 
+def check_blocks(
+    data: memoryview, places: Sequence[BlockPlace]
+) -> tuple[list[memoryview], int | None]:
+    """Return the blocks in `data`, and the first byte of the first one that is damaged.
+
+    data: the bytes of a shard from the first of the places on.
+    """
+    read_start, _, _ = places[0]
+    blocks: list[memoryview] = []
+    for start, size, expected_crc in places:
+        offset = start - read_start
+        block = data[offset : offset + size]
+        if zlib.crc32(block) != expected_crc:
+            return blocks, start
+        blocks.append(block)
+    return blocks, None
+
+
 def read_packed(place: Path) -> Packed | None:
     """Return the shards in a folder of a data directory, or None where there are none."""
+    remote = read_reference(place)
     index = place / INDEX
-    if not index.exists():
+    if remote is not None:
+        index = remote.download_index(INDEX)
+    elif not index.exists():
         return None
     arrays, facts = read_arrays(index, ARRAYS, like=FACTS)
     shards = tuple(arrays.pop("shard"))
@@ -375,5 +452,6 @@ def read_packed(place: Path) -> Packed | None:
         facts=facts["facts"],
         shards=shards,
         ids=ids,
+        remote=remote,
         **arrays,
     )

@@ -14,6 +14,7 @@ from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
 from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
+from speakerlab.data.remote import use_cache
 from speakerlab.experiments.mixture import check_mixture, has_speed
 from speakerlab.experiments.planning import BankBytes
 from speakerlab.frontend.augment.noise import noise_bytes
@@ -71,6 +72,7 @@ def read_corpus(config: Config) -> Corpus:
     if noise:
         report_absent_kinds(config, noise)
 
+    use_cache(config.runtime.cache_dir, config.runtime.cache_gb)
     corpora = config.data.corpora
     whole = read_manifest(
         folders,

@@ -11,6 +11,7 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core.batch import Batch
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
+from speakerlab.data.remote import crops_ahead
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
@@ -106,6 +107,7 @@ class TrainBatches:
             # A GPU copies from pinned memory while it computes.
             pin_memory=self.ranks.device.type == "cuda",
             stall_seconds=self.config.runtime.stall_seconds,
+            num_ahead=crops_ahead(self.ranks.local_size),
         )
 
     def order_of(self, *, attempt: int) -> EpochOrder:

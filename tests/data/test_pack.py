@@ -166,7 +166,7 @@ def test_any_number_of_jobs_writes_the_same_bytes(folder, tmp_path, make_data_di
     other_names = sorted(path.name for path in other.iterdir())
     assert names == other_names
     hidden = [name for name in names if name.startswith(".")]
-    assert hidden == [".pack.lock"]
+    assert hidden == [".columns", ".pack.lock"]
 
 
 def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
