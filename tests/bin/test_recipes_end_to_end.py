@@ -16,6 +16,7 @@ from speakerlab.data import audio
 from speakerlab.experiments.curves import find_reference
 from tests.egs.cnceleb_corpus import make_cnceleb
 from tests.egs.corpora import write_3dspeaker, write_noise, write_voxceleb
+from tests.egs.voxblink2_corpus import write_voxblink2
 
 KEYS = {
     "trials",
@@ -197,6 +198,37 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     other_exp = ("--exp", str(tmp_path / "other"))
     other = run_recipe(name, *options, *other_exp, "--noise", "elsewhere", code=1)
     assert re.search(r"elsewhere.*--noise none\nstage 1: failed", other.stderr)
+
+
+@pytest.mark.slow
+def test_voxblink2_is_tested_and_fine_tuned_on_voxceleb(run_recipe, tmp_path):
+    write_voxblink2(tmp_path / "corpus")
+    write_noise(tmp_path / "corpus")
+    write_voxceleb(tmp_path / "celebs")
+    voxceleb = str(tmp_path / "voxceleb")
+    places = ("--corpus", str(tmp_path / "celebs"), "--data", voxceleb)
+    silent = ("--noise", "none", "--rirs", "none")
+    run_recipe("voxceleb", *places, *silent, "--stage", "1", "--stop-stage", "2")
+
+    # In the second step, the first two epochs are of the head alone.
+    settings = ("--set", *TINY, "training.num_epochs=3")
+    options = ("--model", "campplus_tiny", "--stage", "1", "--large-margin", "true")
+    run_recipe("voxblink2", "--voxceleb", voxceleb, *options, *settings)
+
+    exp = tmp_path / "exp"
+    tuned = tmp_path / "exp-lm"
+    for folder, first in ((exp, "id000000"), (tuned, "id00012")):
+        speakers = (folder / "model/speakers.txt").read_text().splitlines()
+        # Two of twelve speakers validate, and there is no other speed.
+        assert len(speakers) == 10
+        assert len(speakers[0]) == len(first)
+        rows = read_json(folder / "results.json")
+        counts = [(row["num_target"], row["num_nontarget"]) for row in rows]
+        assert counts == [(18, 48), (36, 240), (18, 120)]
+        # Noise and rooms are those beside VoxBlink2, in both steps.
+        assert card(folder)["noises"] == 1
+    log = (tuned / "train.log").read_text()
+    assert "head: 0 of 10 rows loaded by name, 10 new" in log
 
 
 @pytest.mark.slow

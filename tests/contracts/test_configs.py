@@ -38,7 +38,7 @@ HARDWARE = [
 
 # The variant of conf/finetune/large_margin.yaml for a model in a recipe; the file itself for
 # all others.
-PUBLISHED_RECIPES = ("3dspeaker", "cnceleb", "voxceleb")
+PUBLISHED_RECIPES = ("3dspeaker", "cnceleb", "voxblink2", "voxceleb")
 WESPEAKER_MODELS = ("ecapa_tdnn", "ecapa_tdnn_1024", "ecapa_tdnn_wespeaker", "resnet34")
 LARGE_MARGIN = {
     **dict.fromkeys(
@@ -48,6 +48,8 @@ LARGE_MARGIN = {
         product(PUBLISHED_RECIPES, ["eres2netv2"]), "large_margin_eres2netv2"
     ),
     ("voxceleb", "redimnet2_b6"): "large_margin_redimnet2",
+    ("voxblink2", "redimnet2_b6"): "large_margin_redimnet2",
+    ("voxblink2", "simam_resnet34"): "large_margin_wespeaker",
 }
 
 

@@ -85,6 +85,8 @@ def test_all_recipes_train_alike(number: int) -> None:
         if path.parent.joinpath("prepare.py").exists()
         # Its stage 4 has a training more.
         and not (number == 4 and path.stem == "run_pretrained")
+        # Its stage 4 trains on another corpus.
+        and not (number == 4 and path.parent.name == "voxblink2")
     ]
     stages = [stage.search(text) for text in texts if "run speakerlab train" in text]
     blocks = [match[0] for match in stages if match is not None]

@@ -162,6 +162,7 @@ PREPARING = [
     "3dspeaker",
     "voxceleb",
     "cnceleb",
+    "voxblink2",
     "own",
     "voxconverse/diar",
     "ami/diar",

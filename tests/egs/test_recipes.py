@@ -14,7 +14,7 @@ from speakerlab.config.layers import find_layer
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent.name for path in ROOT.glob("egs/*/run.sh"))
 VERIFYING = sorted(path.parent.name for path in ROOT.glob("egs/*/prepare.py"))
-PUBLISHED = ["3dspeaker", "cnceleb", "voxceleb"]
+PUBLISHED = ["3dspeaker", "cnceleb", "voxblink2", "voxceleb"]
 SCRIPTS = sorted(path.relative_to(ROOT / "egs") for path in ROOT.glob("egs/*/run*.sh"))
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
 every_verification = pytest.mark.parametrize("recipe", VERIFYING)
@@ -30,8 +30,12 @@ TRIALS = {
     "librispeech": ["trials*"],  # one for each test subset
     "mini": ["trials"],
     "own": ["trials"],
+    "voxblink2": ["trials_O", "trials_E", "trials_H"],
     "voxceleb": ["trials_O", "trials_E", "trials_H"],
 }
+# Recipe -> its test set, and what stage 4 trains on, where those are not its own.
+TEST_DIRS = {"voxblink2": f"{ROOT}/egs/voxceleb/data/test"}
+TUNED_ON = {"voxblink2": f"{ROOT}/egs/voxceleb/data/train"}
 MEAN_AND_NORM = ["cosine", "mean+cosine", "mean+cosine+asnorm"]
 BACKENDS = {
     **dict.fromkeys(PUBLISHED, MEAN_AND_NORM),
@@ -52,6 +56,7 @@ EXTRACTIONS = {
 # What is rejected in stage 1 without an error, where that is not nothing.
 ALLOWED = {
     "own": ["0.05"],
+    "voxblink2": ["0.01"],
     "voxceleb": ["0.001"],
 }
 
@@ -176,18 +181,7 @@ def test_the_commands_name_the_right_files(recipe, tmp_path):
     training = ("--hardware", "cpu", "--large-margin", "true")
     sources = ["--noise", "/my noise", "--rirs", "none"]
     commands = dry_run(recipe, *options, *training, *sources)
-    (
-        download,
-        prepare,
-        check,
-        pack,
-        decode,
-        train,
-        tune,
-        *extract,
-        score,
-        score_tuned,
-    ) = commands
+    download, prepare, check, pack, decode, train, tune, *_ = commands
 
     script = str(ROOT / "egs" / recipe / "prepare.py")
     place = ["--data", str(data)]
@@ -196,7 +190,7 @@ def test_the_commands_name_the_right_files(recipe, tmp_path):
 
     rate = ["--sample-rate", "16000"]
     train_dir = f"{data}/train"
-    test_dir = f"{data}/test"
+    test_dir = TEST_DIRS.get(recipe, f"{data}/test")
     noise_dir = f"{data}/noise"
     folders = [train_dir, test_dir, noise_dir]
     assert check[:7] == ["speakerlab", "check", *folders, *rate]
@@ -216,25 +210,41 @@ def test_the_commands_name_the_right_files(recipe, tmp_path):
     settings = [f"data.dir={data}", "seed=7", "augment.room_prob=0"]
     for command in (train, tune):
         assert command[:2] == ["speakerlab", "train"]
-        assert values_of("--set", command) == settings
+    assert values_of("--set", train) == settings
+    if recipe in TUNED_ON:
+        settings.append(f'data.train=[{{dir: "{TUNED_ON[recipe]}"}}]')
+    assert values_of("--set", tune) == settings
     assert values_of("--exp", train) == [str(exp)]
     assert "--init" not in train
     assert values_of("--exp", tune) == [f"{exp}-lm"]
     assert values_of("--init", tune) == [f"{exp}/model"]
 
-    for system in (str(exp), f"{exp}-lm"):
+
+@every_verification
+def test_each_system_is_tested_with_the_right_files(recipe):
+    options = ("--stage", "5", "--large-margin", "true")
+    commands = dry_run(recipe, *options, "--data", "/my data", "--exp", "/my exp")
+    *extract, score, score_tuned = commands
+    test_dir = TEST_DIRS.get(recipe, "/my data/test")
+    # System -> what it was trained on.
+    trained_on = {
+        "/my exp": "/my data/train",
+        "/my exp-lm": TUNED_ON.get(recipe, "/my data/train"),
+    }
+    for system, train_dir in trained_on.items():
+        folders = {"test": test_dir, "train": train_dir}
         extractions = []
         for command in extract:
             if values_of("--exp", command) == [system]:
                 extractions.append(command)
         assert len(extractions) == len(EXTRACTIONS[recipe])
         for command, (name, option) in zip(extractions, EXTRACTIONS[recipe]):
-            assert values_of("--data", command) == [f"{data}/{name}"]
+            assert values_of("--data", command) == [folders[name]]
             for special in ("--untrained", "--per-speaker"):
                 assert (special in command) == (special == option)
 
-    lists = [f"{data}/test/{name}" for name in TRIALS[recipe]]
-    for command, system in ((score, str(exp)), (score_tuned, f"{exp}-lm")):
+    lists = [f"{test_dir}/{name}" for name in TRIALS[recipe]]
+    for command, system in ((score, "/my exp"), (score_tuned, "/my exp-lm")):
         assert command[:2] == ["speakerlab", "score"]
         assert command[2:4] == ["--exp", system]
         assert values_of("--trials", command) == lists
@@ -243,7 +253,7 @@ def test_the_commands_name_the_right_files(recipe, tmp_path):
         learns = len(BACKENDS[recipe]) > 1
         assert ("--development" in command) == learns
         if learns:
-            assert values_of("--development", command) == [train_dir]
+            assert values_of("--development", command) == [trained_on[system]]
 
 
 @every_verification
@@ -265,8 +275,12 @@ def test_layers_are_the_model_the_recipe_its_own_and_the_hardware(recipe, model)
     assert layers == expected
     assert find_layer(Path(hardware)).file == ROOT / "conf/hardware/cpu.yaml"
 
-    # Fine-tuning adds one layer between those of the training and the hardware.
+    # Fine-tuning adds one layer between those of the training and the hardware, on another corpus
+    # a second one.
     *before, tuning, last = layers_of(tune)
+    if recipe == "voxblink2":
+        assert tuning == "egs/voxblink2/conf/voxceleb2.yaml"
+        *before, tuning = before
     assert before == [name, *layers]
     assert last == hardware
     assert tuning.startswith("finetune/large_margin")
