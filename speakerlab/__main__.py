@@ -27,10 +27,12 @@ COMMANDS = {
     "pseudo-label": (
         "write a data directory with clusters of embeddings as its speakers"
     ),
+    "clean": "find wrong labels and copies in a data directory, write one without them",
     "score": "score trial lists, write results.json and report.html",
     "classify": "classify the utterances of a data directory (language or other class)",
     "fuse": "fuse the score files of several systems",
     "compare": "compare score files on one trial list, with confidence intervals",
+    "compare-runs": "compare experiments: settings, EERs, significance of differences",
     "der": "score diarization: DER and JER of RTTM files",
     "embed": "extract embeddings of audio files",
     "verify": "compare two recordings: score, likelihood ratio, decision",
