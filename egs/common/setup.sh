@@ -13,6 +13,7 @@ nproc=          # 1-1024: ranks on this host (default: one for each of --gpus)
 nnodes=         # 1-4096: hosts; run the same command on each, with its own --node-rank (default: 1)
 node_rank=      # 0-4095: number of this host, from 0
 rdzv=           # HOST:PORT: address of node rank 0
+max_restarts=   # 0-1000: restarts of stages 3 and 4 after losing a rank or a host (default: 0)
 wait_minutes=10 # 0-100000: stage 5 on node rank 0 fails if other hosts finish nothing for so long
 job=            # I/N: run part I of N of stage 2 or 5; the jobs may run on any hosts
 torch=auto      # auto|cpu: PyTorch of a new environment; cpu: without CUDA, 1 GB instead of 5
@@ -98,7 +99,7 @@ check_options() { # set `ranks`, the options of train, `processes`, of extract, 
   if ((nnodes > 1)) && [[ -z $node_rank ]]; then die '--node-rank: missing; number the hosts from 0'; fi
   if ((nnodes > 1)); then processes+=(--job "$((node_rank + 1))/$nnodes"); fi
   if ((nnodes > 1)) && [[ $node_rank == 0 ]]; then processes+=(--wait-minutes "$wait_minutes"); fi
-  ranks+=(${nnodes:+--nnodes "$nnodes"} ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"} ${teacher:+--teacher "$teacher"})
+  ranks+=(${nnodes:+--nnodes "$nnodes"} ${node_rank:+--node-rank "$node_rank"} ${rdzv:+--rdzv "$rdzv"} ${max_restarts:+--max-restarts "$max_restarts"} ${teacher:+--teacher "$teacher"})
 }
 
 check_training() { # LAYER...: check the training before hours of work; set `banks`, noise and rooms to check
@@ -140,8 +141,7 @@ run() { # COMMAND...: run it, where speakerlab and python are those of the envir
   while [[ $is_interrupted == true ]]; do
     is_interrupted=false code=0
     wait "$child" || code=$?
-  done
-  child=''
+  done && child=''
   if [[ -n $stopped && $code == @(0|143) ]]; then code=$((128 + $(kill -l "$stopped"))); fi
   return "$code"
 }

@@ -45,9 +45,19 @@ SIGNALS = (
 )
 SAVING_SECONDS = 30  # for the ranks to save and exit
 CLOSING_SECONDS = 5  # for closing the rendezvous of the previous attempt
+MEETING_SECONDS = 600  # for hosts to wait for each other
 LOOPBACK = "lo"  # the interface of 127.0.0.1 on Linux
 # For the ranks to exit after one was killed: they wait for it in a collective and cannot save.
 LOST_SECONDS = 10
+# Ranks that are started again would end in the same way, or were stopped by the user.
+FINAL_CODES = (
+    process.EXIT_INPUT,
+    process.EXIT_NUMERIC,
+    process.EXIT_DIVERGED,
+    process.EXIT_MEMORY,  # has an attempt of its own, with a smaller micro-batch
+    process.EXIT_SIGNAL + signal.SIGPIPE,  # nobody reads the output
+    *[process.EXIT_SIGNAL + number for number in SIGNALS],
+)
 REMEDIES = {
     process.EXIT_INPUT: (
         "see the error above; with several hosts, also the output of the others"
@@ -61,6 +71,7 @@ REMEDIES = {
     process.EXIT_LOST: (
         "another rank ended: see that rank's message, here or on its host"
     ),
+    process.EXIT_CRASH: f"see its traceback above; {RESUME}",
     -signal.SIGKILL: f"often the kernel's out-of-memory killer, see dmesg; {RESUME}",
     -signal.SIGBUS: (
         "/dev/shm was full (see df /dev/shm), or a file was truncated while read:"
@@ -76,11 +87,14 @@ class Ranks(SubprocessContext):
 
     # Local rank -> exit code, of the ranks that ended before the launcher stopped the others.
     first: ClassVar[dict[int, int]] = {}
+    # Whether all hosts have met, so that the ranks could start.
+    have_started: ClassVar[bool] = False
     # Whether the ranks are commands of speakerlab, which let Ctrl-C through when they are ready.
     are_commands: ClassVar[bool] = False
 
     def start(self) -> None:
         """Start as torchrun does; also forward Slurm's SIGUSR1, keep ignored signals (nohup)."""
+        Ranks.have_started = True
         ignored: list[signal.Signals] = []
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_IGN:
@@ -130,6 +144,8 @@ class End:
 
     code: int
     line: str
+    # Which rank or host was lost, and how; empty if ranks that start again would end like this.
+    lost: str = ""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -148,12 +164,14 @@ def run_ranks(
     host: int | None = None,
     rendezvous: str | None = None,
     attempt: int = 1,
+    meets_again: bool = False,
 ) -> End:
     """Run a command of speakerlab as the ranks of this host, and wait until they exit.
 
     host, rendezvous: number of this host and HOST:PORT of the first host, for several hosts.
-    attempt: 2 after the ranks ran out of memory. Ranks are not restarted automatically: the same
-    command resumes from the checkpoint.
+    attempt: 2 after the ranks ran out of memory. meets_again: hosts start their ranks again after
+    losing some, so the first host's rendezvous may still be that of the lost ranks: try again for
+    MEETING_SECONDS. torchrun's own restarts are not used: they start ranks again after any error.
     """
     options = ["--nnodes", str(num_hosts)]
     options += ["--nproc-per-node", str(num_ranks)]
@@ -176,7 +194,14 @@ def run_ranks(
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
     arguments = [*options, "-m", "speakerlab", *command]
     Ranks.are_commands = True
-    return run_torchrun(add_local_address(arguments))
+    deadline = time.monotonic() + MEETING_SECONDS
+    while True:
+        end = run_torchrun(add_local_address(arguments))
+        if not meets_again or time.monotonic() > deadline:
+            return end
+        if Ranks.have_started or end.code != process.EXIT_LOST:
+            return end
+        time.sleep(CLOSING_SECONDS)
 
 
 def join_hosts(host: int, rendezvous: str, *, attempt: int) -> list[str]:
@@ -185,8 +210,8 @@ def join_hosts(host: int, rendezvous: str, *, attempt: int) -> list[str]:
         # Explicit, because host 0 may resolve its own name to 127.0.0.1.
         "is_host": int(host == 0),
         "timeout": 300,
-        "read_timeout": 600,
-        "join_timeout": 600,
+        "read_timeout": MEETING_SECONDS,
+        "join_timeout": MEETING_SECONDS,
     }
     first_address, _, _ = rendezvous.rpartition(":")
     address = first_address if host == 0 else address_towards(first_address)
@@ -244,6 +269,7 @@ def _run_torchrun(arguments: Sequence[str]) -> End:
     # Otherwise a second rendezvous finds the store of the first and hangs (torch 2.11, 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     multiprocessing.SubprocessContext = Ranks
+    Ranks.have_started = False
     # Ctrl-C may kill this process until the ranks start: there is nothing to save.
     process.die_of_ctrl_c()
     try:
@@ -255,24 +281,47 @@ def _run_torchrun(arguments: Sequence[str]) -> End:
         # A signal has a negative code here, and 128 + its number in a shell.
         if code <= 0:
             code = process.EXIT_SIGNAL - code
-        return End(code, verdict(rank, failure))
+        # Like every process of Python that ends with a traceback.
+        if code == process.EXIT_CRASH and Ranks.are_commands:
+            code = process.EXIT_INPUT
+        is_lost = may_start_again(failure.exitcode)
+        lost = find_end(rank, failure) if is_lost else ""
+        return End(code, verdict(rank, failure), lost)
     except SignalException as error:
         return End(process.EXIT_SIGNAL + error.sigval, stopped(error.sigval))
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        return End(process.EXIT_LOST, lost_hosts(error))
+        # Hosts that have not met within the time limit are not awaited again.
+        lost = find_hosts(error) if Ranks.have_started else ""
+        return End(process.EXIT_LOST, lost_hosts(error), lost)
     return End(0, "")
 
 
-def lost_hosts(error: Exception) -> str:
-    """Return one line about other hosts that this one has lost, or has not found."""
+def may_start_again(code: int) -> bool:
+    """Return whether the ranks may succeed if they start again; code: of the rank's process."""
+    if code <= 0:
+        # The signals of SIGNALS come from the user or the scheduler.
+        return -code not in SIGNALS
+    # A rank may have lost one of this host that found an input error.
+    if code == process.EXIT_LOST:
+        return process.EXIT_INPUT not in Ranks.first.values()
+    return code not in FINAL_CODES
+
+
+def find_hosts(error: Exception) -> str:
+    """Return that this host has lost others, or has not found them, and torch's reason."""
     reason = " ".join(str(error).split())
     # Errors of time limits have no text, so their class is the reason.
     if not reason:
         name = type(error).__name__
         reason = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    return f"{socket.gethostname()}: other hosts lost or not found: {reason[:200]}"
+
+
+def lost_hosts(error: Exception) -> str:
+    """Return one line about hosts that this one has lost or not found, with a remedy."""
     return (
-        f"{socket.gethostname()}: other hosts lost or not found: {reason[:200]}; see"
-        f" their output, and check that HOST:PORT of --rdzv is open; {RESUME}"
+        f"{find_hosts(error)}; see their output, and check that HOST:PORT of --rdzv is"
+        f" open; {RESUME}"
     )
 
 
@@ -298,11 +347,19 @@ def verdict(rank: int, failure: ProcessFailure) -> str:
     number = code - process.EXIT_SIGNAL
     if number in SIGNALS:
         return stopped(signal.Signals(number))
+    return f"{find_end(rank, failure)}; {REMEDIES.get(code, RESUME)}"
+
+
+def find_end(rank: int, failure: ProcessFailure) -> str:
+    """Return how a rank ended, without a remedy."""
+    code = failure.exitcode
     cause = f"exit code {code}"
     if code <= 0:
         cause = signal.Signals(-code).name
-    finding = f"rank {rank} on {socket.gethostname()}: ended the run with {cause}"
-    return f"{finding} (process {failure.pid}); {REMEDIES.get(code, RESUME)}"
+    if code == process.EXIT_CRASH and Ranks.are_commands:
+        cause = "an error"
+    place = f"rank {rank} on {socket.gethostname()}"
+    return f"{place}: ended the run with {cause} (process {failure.pid})"
 
 
 def stopped(number: signal.Signals) -> str:

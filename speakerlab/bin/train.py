@@ -2,7 +2,8 @@
 
 One process trains alone, or as one rank of several. With `--gpus "0 1"`, `--nproc` or `--nnodes`
 the command starts its ranks; torchrun, srun and operators that set RANK and WORLD_SIZE start it
-as one of theirs. After running out of memory it starts once more, with a smaller micro-batch.
+as one of theirs. After running out of memory it starts once more, with a smaller micro-batch;
+with --max-restarts it also starts again after losing a rank or a host.
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 NOTE_SECONDS = 60.0  # NFS may hide another host's file this long (attribute cache)
 CLOCK_SECONDS = 60.0  # tolerated difference between the clocks of hosts
+AUTO = "auto"  # --exp auto, or --exp DIR/auto: an experiment named after its settings
+FOLDER = Path("exp")  # of --exp auto
 SECOND_MEMORY_REMEDY = (
     "use a shorter data.crop_seconds, a smaller model or a lower runtime.precision"
 )
@@ -40,9 +44,11 @@ def main(arguments: Sequence[str]) -> None:
     process.leave_on_ctrl_c()
     group = find_group(os.environ)
     check_group(args, group)
+    if args.asked_exp is not None and (group is None or group.rank == 0):
+        log.info("--exp %s: %s", args.asked_exp, args.exp)
     if args.check:
         report_needs(args)
-    elif args.nnodes > 1 or (group is None and args.nproc > 1):
+    elif args.nnodes > 1 or (group is None and (args.nproc > 1 or args.max_restarts)):
         # This process is not a rank: it starts the ranks of its host.
         train_on_ranks(args, arguments)
     else:
@@ -57,9 +63,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
-    options.add(
-        "--exp DIR", "folder of the experiment, new or to resume", required=True
+    exp = (
+        "folder of the experiment, new or to resume; auto, or DIR/auto: a folder in exp,"
+        " or in DIR, that is named after --config, the seed, --set and --init"
     )
+    options.add("--exp DIR", exp, required=True)
     config = (
         "files, or names in conf/ such as eres2net; a later one overrides earlier ones"
     )
@@ -74,9 +82,14 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--nproc N", "ranks on this host (default: one for each of --gpus)", least=1
     )
-    options.add("--nnodes N", "hosts; run the same command on each", least=1, default=1)
+    hosts = "hosts; run the same command on each (default: 1)"
+    options.add("--nnodes N", hosts, least=1)
     options.add("--node-rank I", "number of this host, from 0", least=0)
     options.add("--rdzv HOST:PORT", "address of node rank 0, with an open port")
+    again = (
+        "after losing a rank or a host, start again from the last checkpoint, at most"
+    )
+    options.add("--max-restarts N", f"{again} N times", least=0, default=0)
     options.add(
         "--check", "check devices, settings and --init, print what is needed, and exit"
     )
@@ -91,13 +104,32 @@ def parse(arguments: Sequence[str]) -> Namespace:
     if args.nproc is None:
         args.nproc = max(1, num_gpus)
     check_hosts(args)
-    if args.init is not None:
-        args.init = find_initial(args.init)
     if args.teacher is not None:
         teachers = [str(path) for path in args.teacher]
         names = json.dumps(teachers, ensure_ascii=False)
         args.set = [*args.set, f"distil.teachers={names}"]
+    name_experiment(args)
+    if args.init is not None:
+        args.init = find_initial(args.init)
     return args
+
+
+def name_experiment(args: Namespace) -> None:
+    """Replace an --exp that ends with `auto` by a folder named after the settings.
+
+    The name depends on nothing but the command, so all ranks and hosts find the same one. It has
+    the initial model as given: `find_initial` returns another path on each host for hub:NAME.
+    """
+    args.asked_exp = None
+    # An experiment that has this name is resumed.
+    is_experiment = (args.exp / "config.yaml").exists()
+    if args.exp.name != AUTO or is_experiment:
+        return
+    from speakerlab.experiments.naming import experiment_name
+
+    folder = FOLDER if args.exp == Path(AUTO) else args.exp.parent
+    args.asked_exp = args.exp
+    args.exp = folder / experiment_name(args.config, args.set, args.init)
 
 
 def find_initial(model: Path) -> Path:
@@ -112,11 +144,14 @@ def find_initial(model: Path) -> Path:
 
 def check_hosts(args: Namespace) -> None:
     """Raise ValueError unless the options of several hosts are complete."""
-    if args.nnodes == 1:
+    if args.nnodes is None:
         if args.node_rank is not None or args.rdzv:
             raise ValueError(
                 "--node-rank, --rdzv: only for several hosts; add --nnodes N"
             )
+        args.nnodes = 1
+    # The command of several hosts also continues on one.
+    if args.nnodes == 1 and not args.node_rank:
         return
     if args.node_rank is None or args.node_rank >= args.nnodes:
         problem = "missing" if args.node_rank is None else args.node_rank
@@ -150,6 +185,11 @@ def check_group(args: Namespace, group: Group | None) -> None:
         raise ValueError(
             f"--gpus, --nproc, --nnodes: {started}; leave these options out"
         )
+    if is_rank and args.max_restarts:
+        raise ValueError(
+            f"--max-restarts: {group.starter} started this process as one of its ranks,"
+            " which it must start again itself; leave the option out"
+        )
 
 
 def note_group(group: Group) -> None:
@@ -175,7 +215,12 @@ def train_on_ranks(args: Namespace, arguments: Sequence[str]) -> NoReturn:
     check_inputs(args, config)
     for place in PROBABILITIES:
         find_material(config, place)
-    if args.nnodes > 1:
+    restarts = Restarts.of_this_command()
+    # Also marks the ranks, whose exit codes then tell a crash from an input error.
+    restarts.record()
+    if args.nnodes > 1 and restarts.count:
+        log.info("waits up to 10 minutes for all %d hosts", args.nnodes)
+    elif args.nnodes > 1:
         log.info(
             "begins when all %d hosts have run this command, at most 10 minutes apart",
             args.nnodes,
@@ -189,7 +234,10 @@ def train_on_ranks(args: Namespace, arguments: Sequence[str]) -> NoReturn:
         host=args.node_rank,
         rendezvous=args.rdzv,
         attempt=1 if args.below_micro_batch is None else 2,
+        meets_again=args.nnodes > 1 and args.max_restarts > 0,
     )
+    if end.lost and args.max_restarts:
+        start_lost_again(args, arguments, restarts, end.lost)
     if end.line:
         sys.stderr.write(f"{end.line}\n")
     if end.code == process.EXIT_MEMORY:
@@ -197,6 +245,50 @@ def train_on_ranks(args: Namespace, arguments: Sequence[str]) -> NoReturn:
             wait_for_memory_note(args.exp, began)
         retry_smaller(args, arguments)
     process.leave(end.code)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Restarts of this command so far; a new process of it reads them from the environment."""
+
+    count: int
+    step: int  # of the newest checkpoint at the last restart; -1 before the first
+
+    @classmethod
+    def of_this_command(cls) -> "Restarts":
+        count, step = os.environ.get(process.RESTARTS_VARIABLE, "0 -1").split()
+        return cls(int(count), int(step))
+
+    def record(self) -> None:
+        os.environ[process.RESTARTS_VARIABLE] = f"{self.count} {self.step}"
+
+
+def start_lost_again(
+    args: Namespace,
+    arguments: Sequence[str],
+    restarts: Restarts,
+    lost: str,
+) -> None:
+    """Restart this command, whose ranks resume; return if --max-restarts is used up.
+
+    lost: which rank or host was lost, and how.
+    """
+    from speakerlab.training.checkpoint import list_checkpoints, read_step
+
+    checkpoints = list_checkpoints(args.exp / "checkpoints")
+    step = read_step(checkpoints[-1]) if checkpoints else 0
+    if restarts.count >= args.max_restarts:
+        progress = f"the newest checkpoint is of step {step}"
+        if step == restarts.step:
+            progress = f"no new checkpoint since the last, from step {step}"
+        log.error("--max-restarts: all %d are used, %s", restarts.count, progress)
+        return
+    count = restarts.count + 1
+    log.warning(
+        "%s; restart %d of %d, from step %d", lost, count, args.max_restarts, step
+    )
+    Restarts(count, step).record()
+    process.start_again(["train", *arguments])
 
 
 def forget_memory_note(args: Namespace) -> float:
@@ -240,7 +332,7 @@ def train_as_rank(
     can_retry: bool,
 ) -> None:
     """Train in this process; with can_retry, restart the command if it runs out of memory."""
-    from speakerlab.experiments import consistency, run_log, train
+    from speakerlab.experiments import consistency, other_ranks, run_log, train
     from speakerlab.experiments.hardware import start_rank
     from speakerlab.training.rescue import OutOfMemoryStop
     from speakerlab.training.signals import Signals
@@ -262,6 +354,10 @@ def train_as_rank(
     made_folder = is_new and ranks.is_first
     try:
         with run_log.undone_if_refused(args.exp, is_new=made_folder):
+            # Read first, because the start of the training overwrites it.
+            earlier = other_ranks.read_earlier_plan(config, args.exp, ranks)
+            if earlier is not None:
+                config = other_ranks.keep_bn_batch(config, earlier, ranks.world_size)
             training = train.start_training(
                 args.exp,
                 args.init,
@@ -270,6 +366,8 @@ def train_as_rank(
                 signals,
                 below=args.below_micro_batch,
             )
+        if earlier is not None:
+            other_ranks.log_other_ranks(config, earlier, training.trainer.plan)
         train.train(training)
     except OutOfMemoryStop:
         if can_retry and not signals.number:
@@ -337,6 +435,9 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
     if is_lost_peer(error):
         log.error("rank %d: lost another rank; see the output of that rank", rank)
         process.leave(process.EXIT_LOST)
+    if process.RESTARTS_VARIABLE in os.environ:
+        log.error("rank %d: failed, not by its input", rank, exc_info=error)
+        process.leave(process.EXIT_CRASH)
     raise error
 
 
@@ -388,6 +489,8 @@ def report_needs(args: Namespace) -> None:
     num_gpus = check_inputs(args, config)
     check_shared_memory(config, local_ranks=args.nproc, gpus=num_gpus)
     device = describe_device(config.runtime.device, num_gpus, num_ranks=args.nproc)
+    if args.asked_exp is not None:
+        print(f"experiment: {args.exp}")
     print(f"device: {device}")
     for place, key in PROBABILITIES.items():
         probability = getattr(config.augment, key)

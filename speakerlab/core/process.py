@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # id of the process that started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+# How often a training's launcher has started lost ranks again, and the last time from which step.
+RESTARTS_VARIABLE = "SPEAKERLAB_RESTARTS"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PF_FORKNOEXEC = 0x40  # linux/sched.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
@@ -31,6 +33,9 @@ EXIT_DIVERGED = 4  # the loss is finite and grows
 # Out of memory; MEMORY_NOTE in the experiment has the micro-batch that did not fit.
 EXIT_MEMORY = 5
 EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
+# Of a rank, to its launcher, which exits with 1: an error that is none of the input's, and was
+# printed with its traceback.
+EXIT_CRASH = 7
 EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and exited
 
 MEMORY_NOTE = "out_of_memory"

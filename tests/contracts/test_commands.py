@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PUBLISHED = {
     "check": "DIR+ --decode? --allow-rejected --force? --sample-rate --num-workers",
     "pack": (
-        "DIR+ --codec=pcm|flac --features=wave|fbank --config+ --set* --job"
+        "DIR+ --codec=pcm|flac --features=wave|fbank --config+ --set* --job --out"
         " --allow-rejected --sample-rate --num-workers"
     ),
     "doctor": "--data --exp --model --config+ --set* --gpus --nproc --num-workers",
@@ -26,7 +26,7 @@ PUBLISHED = {
     ),
     "train": (
         "--exp! --config+! --init --set* --below-micro-batch --gpus --nproc --nnodes "
-        "--node-rank --rdzv --check?"
+        "--node-rank --rdzv --max-restarts --check?"
     ),
     "average": "EXP --last --out!",
     "extract": (
@@ -37,6 +37,10 @@ PUBLISHED = {
         "--model! --data! --speakers! --out! --min-utterances --seed --nproc "
         "--precision=fp32|bf16|auto"
     ),
+    "clean": (
+        "--model! --data! --out! --far --join-speakers? --nproc "
+        "--precision=fp32|bf16|auto"
+    ),
     "score": (
         "--exp! --trials+! --backend+ --development"
         " --calibration=auto|validation|cross|none --top-n --lda-dim --adapt"
@@ -45,6 +49,7 @@ PUBLISHED = {
     "classify": "--exp! --data+! --force?",
     "fuse": "--trials! --scores+! --out! --dev-trials --dev-scores+ --speakers",
     "compare": "SCORES+ --trials! --far --frr",
+    "compare-runs": "EXP+ --against --trials+ --json?",
     "der": "REF HYP --uem --collar --skip-overlap? --json --report --data --force?",
     "embed": (
         "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
@@ -84,16 +89,16 @@ PUBLISHED = {
 }
 # Options of every run.sh, and those of recipes that train.
 ALL_RECIPE_OPTIONS = (
-    "--corpus --data --dry-run --exp --gpus --hardware --init --job --nnodes"
-    " --node-rank --nproc --plugins --rdzv --set --stage --stop-stage --task"
+    "--corpus --data --dry-run --exp --gpus --hardware --init --job --max-restarts"
+    " --nnodes --node-rank --nproc --plugins --rdzv --set --stage --stop-stage --task"
     " --torch --wait-minutes"
 )
 TRAINING_OPTIONS = "--model --noise --rirs --seed"
 OPTIONS_OF_DATA = "--codec --features"  # where the data are those of the training
 DIARIZING = ("ami/run.sh", "voxconverse/run.sh")
 RECIPE_OPTIONS = (
-    f"{ALL_RECIPE_OPTIONS} {TRAINING_OPTIONS} {OPTIONS_OF_DATA} --large-margin --method"
-    " --teacher --microphone --allow-rejected --folds"
+    f"{ALL_RECIPE_OPTIONS} {TRAINING_OPTIONS} {OPTIONS_OF_DATA} --also --large-margin --method"
+    " --teacher --microphone --allow-rejected --folds --voxceleb"
 )
 
 
@@ -152,6 +157,10 @@ def published_options(script: str) -> set[str]:
     options += TRAINING_OPTIONS.split()
     if script.endswith("run.sh"):
         options += ["--large-margin", "--method", "--teacher"]
+    if script == "voxceleb/run.sh":
+        options += ["--also"]
+    if script == "voxblink2/run.sh":
+        options += ["--voxceleb"]
     if script == "own/run.sh":
         options += ["--allow-rejected", "--folds"]
     if script.endswith("run_diar.sh"):
