@@ -300,8 +300,13 @@ def reading(plan: Plan) -> Iterator[Line]:
         yield Line("ok", "data: not checked; to check it, give --data")
         return
     config = plan.config
-    dirs = [plan.data / corpus.dir for corpus in config.data.corpora]
-    manifest = read_manifest(dirs, sample_rate=config.frontend["sample_rate"])
+    corpora = config.data.corpora
+    manifest = read_manifest(
+        [plan.data / corpus.dir for corpus in corpora],
+        sample_rate=config.frontend["sample_rate"],
+        names=[corpus.dir for corpus in corpora],
+        shares_speakers=[corpus.speakers == "shared" for corpus in corpora],
+    )
     crop_samples = build.crop_samples(config)
 
     # Far apart, because the system reads ahead: the neighbours of a crop are already in memory.

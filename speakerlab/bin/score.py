@@ -93,10 +93,10 @@ def is_scored(
 
 def inputs_of(args: Namespace) -> dict[str, Any]:
     """Return the inputs of the scores, the results and the report, for their record."""
-    settings = model_files.read_settings(args.exp)["data"]
+    settings = model_files.read_settings(args.exp)
     development = args.development
     if development is None:
-        development = Path(settings["dir"], settings["train"][0])
+        development = model_files.first_training_folder(settings)
     folders = [*data_dirs(args), development]
     if args.adapt:
         folders.append(args.adapt)
@@ -390,10 +390,10 @@ def open_system(
     if enrol_exp_dir is not None:
         check_one_space(exp_dir, enrol_exp_dir)
     model = model_files.find_model(exp_dir)
-    data = model_files.read_settings(exp_dir)["data"]
     folder = development
     if folder is None:
-        folder = Path(data["dir"], data["train"][0])
+        settings = model_files.read_settings(exp_dir)
+        folder = model_files.first_training_folder(settings)
     development_set = None
     try:
         development_set = read_development(exp_dir, folder)

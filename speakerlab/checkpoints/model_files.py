@@ -228,3 +228,12 @@ def embeddings_stem(
     if treatment:
         name += f"_{treatment}"
     return exp_dir / "embeddings" / data_name / name
+
+
+def first_training_folder(settings: Mapping[str, Any]) -> Path:
+    """Return the first training directory; settings: of an experiment's config.yaml."""
+    data = settings["data"]
+    first = data["train"][0]
+    # A corpus of a mixture is a section.
+    name = first if isinstance(first, str) else first["dir"]
+    return Path(data["dir"], name)

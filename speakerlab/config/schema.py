@@ -142,6 +142,16 @@ class DataConfig(Section):
         ]
 
     @property
+    def tables(self) -> list[str]:
+        """Return the name of the table of classes in each training directory."""
+        return [corpus.labels or self.labels for corpus in self.corpora]
+
+    @property
+    def has_speaker_labels(self) -> bool:
+        """Return whether the classes are the speakers."""
+        return set(self.tables) == {"utt2spk"}
+
+    @property
     def train_folders(self) -> list[Path]:
         """Return the training directories."""
         return [Path(self.dir, corpus.dir) for corpus in self.corpora]
@@ -296,9 +306,10 @@ class Config(Section):
                 " data.features to wave"
             )
         names_classes = self.task == "identification"
-        if self.data.labels != "utt2spk" and not names_classes:
+        if not (self.data.has_speaker_labels or names_classes):
+            tables = set(self.data.tables) - {"utt2spk"}
             raise ValueError(
-                f"data.labels: {self.data.labels} is only for identification; set task"
+                f"data.labels: {min(tables)} is only for identification; set task"
                 " to identification, or data.labels to utt2spk"
             )
         if names_classes and self.augment.speed_classes == "on":
@@ -439,7 +450,7 @@ class Config(Section):
         if self.augment.formants_prob:
             changes.append("augment.formants_prob")
         # A language or a sex stays the same; a teacher says what it hears.
-        names_other_classes = self.data.labels != "utt2spk"
+        names_other_classes = not self.data.has_speaker_labels
         hears_crops = self.task == "distil" and self.distil.targets == "crop"
         has_targets = hears_crops and not self.has_head
         if changes and not names_other_classes and not has_targets:

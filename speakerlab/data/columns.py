@@ -221,6 +221,13 @@ def _digests(folder: Path) -> list[str]:
         return list(threads.map(done.file_digest, [folder / name for name in TABLES]))
 
 
+def keep_rate(folder: Path, out: Path) -> None:
+    """Note the sample rate that `folder` was checked for in `out`, which has its durations."""
+    rate = done.read_record(folder / CHECKED).get("sample_rate")
+    if rate is not None:
+        done.record(out / CHECKED, {"sample_rate": rate})
+
+
 def _refuse_other_rate(folder: Path, sample_rate: int) -> None:
     """Raise ValueError if a directory was checked for another sample rate."""
     record = done.read_record(folder / CHECKED)

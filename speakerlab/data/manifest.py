@@ -236,7 +236,12 @@ def _divide(total: int, sizes: Sequence[int]) -> list[int]:
             counts[index] = 2 if size >= 10 else 0
     largest = sizes.index(max(sizes))
     counts[largest] += total - sum(counts)
-    if 0 <= counts[largest] <= sizes[largest]:
+    fewest = 2 if total >= 2 else 0
+    # Parts with more than their least give to the largest.
+    while counts[largest] < fewest and max(counts) > 2:
+        counts[counts.index(max(counts))] -= 1
+        counts[largest] += 1
+    if fewest <= counts[largest] <= sizes[largest]:
         return counts
 
     # Too few or too many for this: what rounding down leaves goes to the largest remainders.
@@ -372,16 +377,18 @@ def read_manifest(
     ids = manifest.ids
     paths = manifest.paths
     where = " + ".join(part_names)
-    repeated: set[str] = set()
+    paths_of: dict[str, set[str]] = {}  # id that is repeated -> its recordings
     for row in suspect_rows.tolist():
         if ids[row] != ids[row + 1]:
             continue
-        if paths[row] == paths[row + 1]:
+        places = paths_of.setdefault(ids[row], {paths[row]})
+        if paths[row + 1] in places:
             raise ValueError(
                 f"{where}: {ids[row]} is in two directories, with the same recording"
-                f" ({paths[row]}); leave it out of one of them"
+                f" ({paths[row + 1]}); leave it out of one of them"
             )
-        repeated.add(ids[row])
+        places.add(paths[row + 1])
+    repeated = set(paths_of)
     if repeated:
         log.warning(
             "%s: %s with the id of another one, such as %s: each carries the name of its"

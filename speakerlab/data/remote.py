@@ -339,7 +339,7 @@ CACHE = Cache(None, max_bytes=int(DEFAULT_GB * 1e9))
 
 def use_cache(folder: str | None, gigabytes: float) -> None:
     """Set the cache of this process, before it reads a manifest; None: the default folder."""
-    CACHE.configured_folder = None if folder is None else Path(folder)
+    CACHE.configured_folder = None if folder is None else Path(folder).expanduser()
     CACHE.max_bytes = int(gigabytes * 1e9)
 
 
@@ -364,6 +364,8 @@ class RemoteShards:
         path = CACHE.folder / self.index_sha256[:16] / "index" / name
         with CACHE.lock(path):
             if path.exists() and file_sha256(path) == self.index_sha256:
+                with suppress(OSError):
+                    os.utime(path)  # used now: others leave the cache first
                 return path
             for _ in range(2):  # a bit may fall over on its way
                 content = self._read_index(name)

@@ -56,6 +56,12 @@ class EpochOrder:
             batch_samples = float(crop_samples * global_batch)
             epoch_samples = max(corpus_samples, batch_samples)
 
+        if corpus_shares is not None:
+            # Whole steps, because crops of a last, incomplete step would be left out of the shares.
+            step_samples = crop_samples * global_batch
+            num_steps = max(1, int(epoch_samples / step_samples))
+            epoch_samples = float(num_steps * step_samples)
+
         self.global_batch = global_batch
         self.key = (seed, attempt)
         self.repeats = epoch_samples / corpus_samples  # of the corpus in an epoch

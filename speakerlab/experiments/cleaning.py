@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from speakerlab.core import done
 from speakerlab.core.atomic import replacing_folder, write_text
 from speakerlab.core.counting import count_of
+from speakerlab.data.columns import keep_rate
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.shards import unread
 from speakerlab.data.tables import (
@@ -314,6 +315,7 @@ def write_cleaned(
             columns=columns,
             about=read_about(folder),
         )
+        keep_rate(folder, fresh)
         write_text(fresh / FINDINGS, "\n".join(lines) + "\n")
         done.record(fresh / RECORD, inputs, outputs=["wav.scp", "utt2spk", FINDINGS])
 

@@ -57,10 +57,9 @@ def read_corpus(config: Config) -> Corpus:
     """Read the manifests and banks; hold validation speakers out of training."""
     check_mixture(config)
     folders = config.data.train_folders
-    labels = config.data.labels
-    absent = [folder / labels for folder in folders if not (folder / labels).exists()]
+    absent = [table for table in label_tables(config) if not table.exists()]
     if absent and config.has_head:
-        label_kind = "speakers" if labels == "utt2spk" else "classes"
+        label_kind = "speakers" if config.data.has_speaker_labels else "classes"
         raise FileNotFoundError(
             f"{absent[0]}: no such file; training needs {label_kind}: prepare the data"
             " (stage 1 of a recipe), or name a checked data directory with --set"
@@ -97,8 +96,13 @@ def read_corpus(config: Config) -> Corpus:
 
 def has_labels(config: Config) -> bool:
     """Return whether every training directory has the table of labels."""
-    labels = config.data.labels
-    return all((folder / labels).exists() for folder in config.data.train_folders)
+    return all(table.exists() for table in label_tables(config))
+
+
+def label_tables(config: Config) -> list[Path]:
+    """Return the table of classes of each training directory."""
+    data = config.data
+    return [folder / name for folder, name in zip(data.train_folders, data.tables)]
 
 
 def split_classes(
@@ -113,11 +117,10 @@ def split_classes(
 
     Letters: N utterances, U units to hold out (speakers or utterances).
     """
-    table = config.data.labels
+    tables = config.data.tables
     labelled = whole
     by_speaker = False
-    if table != "utt2spk":
-        tables = [corpus.labels or table for corpus in config.data.corpora]
+    if not config.data.has_speaker_labels:
         labelled = label(whole, folders, tables=tables)
         by_speaker = any((folder / "utt2spk").exists() for folder in folders)
 
@@ -140,7 +143,7 @@ def split_classes(
         "%d classes from %s; validation holds out %d of %d %s, %d utterances of %d"
         " classes",
         len(labelled.speakers),
-        table,
+        " + ".join(dict.fromkeys(tables)),
         held_U.sum(),
         len(names),
         "speakers" if by_speaker else "utterances",

@@ -68,6 +68,12 @@ def corpus_shares(config: Config, num_samples_C: Sequence[float]) -> np.ndarray 
     given = [corpus.share for corpus in corpora if corpus.share is not None]
     if not given:
         return None
+    for corpus, num_samples in zip(corpora, num_samples_C):
+        if not num_samples:
+            raise ValueError(
+                f"data.train: {corpus.dir} has no utterance to train on, but the shares"
+                " count on it; lower data.valid_speakers, or leave the directory out"
+            )
     left = 1 - math.fsum(given)
     samples_left = 0.0
     for corpus, num_samples in zip(corpora, num_samples_C):
@@ -117,8 +123,8 @@ def draws_of_corpora(
         for key, name in ODDS.items():
             prob = getattr(corpus, key)
             if prob is not None and name in functions:
-                share = prob / getattr(config.augment, key)
-                functions[name] = thinned(functions[name], share)
+                kept = prob / getattr(config.augment, key)
+                functions[name] = thinned(functions[name], kept)
         if corpus.speeds is not None and "speed" in functions:
             speeds = config.augment.speeds
             allowed = {speeds.index(speed) for speed in corpus.speeds}
@@ -128,13 +134,13 @@ def draws_of_corpora(
 
 
 def thinned(
-    draw: Callable[[np.random.Generator], Draw | None], share: float
+    draw: Callable[[np.random.Generator], Draw | None], prob: float
 ) -> Callable[[np.random.Generator], Draw | None]:
-    """Return a draw that changes a crop only in a share of the cases of `draw`."""
+    """Return a draw that keeps a change of `draw` with this probability."""
 
     def draw_less_often(rng: np.random.Generator) -> Draw | None:
         drawn = draw(rng)
-        return drawn if rng.random() < share else None
+        return drawn if rng.random() < prob else None
 
     return draw_less_often
 

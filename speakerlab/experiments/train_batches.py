@@ -12,7 +12,7 @@ from speakerlab.config.schema import Config
 from speakerlab.core.batch import Batch
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.remote import crops_ahead
-from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.sampler import EpochOrder, sampled_lengths
 from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, row_labels
@@ -124,10 +124,15 @@ class TrainBatches:
         crop_interval = seconds_per_crop(self.config, train)
         if crop_interval is not None:
             crop_interval = crop_interval * train.sample_rate
+        lengths_N = train.num_samples_N
+        if crop_interval is not None:
+            lengths_N = sampled_lengths(
+                lengths_N,
+                crop_interval,
+                crop_samples=build.crop_samples(self.config),
+            )
         samples_of_corpora = np.bincount(
-            train.part_N,
-            weights=train.num_samples_N,
-            minlength=len(train.parts),
+            train.part_N, weights=lengths_N, minlength=len(train.parts)
         )
 
         return EpochOrder(

@@ -7,6 +7,7 @@ free, S from `min_samples` on. Dates, paths and other traces of the export are r
 equal models have equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
 
+import glob
 import hashlib
 import logging
 import warnings
@@ -107,6 +108,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[float]:
     """Export and return the cosines with PyTorch; ValueError, and no file, if outputs differ."""
     texts = facts.to_texts()
+    out = out.resolve()
     with replacing_model(out) as partial:
         return write_graph(Traced(embedder), partial, out, texts=texts)
 
@@ -244,7 +246,10 @@ def finish(model: Any, *, texts: Mapping[str, str]) -> Any:
 
 
 def write_model(model: Any, path: Path, out: Path) -> None:
-    """Write a ModelProto to `path`, the future `out`, and large weights beside it."""
+    """Write a ModelProto to `path`, the future `out`, and large weights beside it.
+
+    If `out` is a link, `path` lies beside the file that it points to, and so must the weights.
+    """
     if is_large(model):
         _write_weights(model, out)
     # Deterministic, so that equal models have equal bytes: protobuf may write maps in any order.
@@ -287,7 +292,8 @@ def replacing_model(out: Path) -> Iterator[Path]:
         with replacing(out) as partial:
             yield partial
     finally:
-        weights = list(out.parent.glob(f"{out.name}.????????????.data"))
+        name = glob.escape(out.name)
+        weights = list(out.parent.glob(f"{name}.????????????.data"))
         used = _referred(out) if weights and out.exists() else set()
         for file in weights:
             if file.name not in used:

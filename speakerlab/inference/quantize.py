@@ -61,10 +61,10 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
     checked_waves = waves[-num_checked:]
 
     facts = facts_of(published, precision="int8")
-    with replacing_model(out) as partial:
+    with replacing_model(out.resolve()) as partial:
         folded = embedder.for_inference()
         model = _quantise(folded, calibration_waves, facts.to_texts())
-        write_model(model, partial, out)
+        write_model(model, partial, out.resolve())
         cosines = compare_waves(Traced(embedder), partial, checked_waves)
         # Written so that NaN is refused too.
         if not min(cosines) >= MIN_COSINE:

@@ -9,6 +9,7 @@ from refusals import refused, refuses
 
 from speakerlab.core.faults import Faults
 from speakerlab.data import audio
+from speakerlab.data import manifest as module
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest, split_valid
@@ -310,5 +311,9 @@ def test_validation_speakers_come_from_every_directory(make_data_dir):
     train, valid = split_valid(manifest, 6)
     counts = np.bincount(valid.part_N, minlength=3)
     assert counts.tolist() == [4, 2, 0]
+    # Nor does the largest lose its own.
+    assert module._divide(12, [10] * 6) == [2] * 6
+    assert module._divide(10, [30, 10, 10, 10, 10]) == [2] * 5
+    assert sum(module._divide(10, [10] * 6)) == 10
     assert not set(train.speakers) & set(valid.speakers)
     assert len(train.speakers) == 43 - 6

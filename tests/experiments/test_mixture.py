@@ -47,6 +47,31 @@ def test_a_misspelled_entry_is_one_error(make_config, entry):
     assert len(str(caught.value).splitlines()) <= 2, caught.value
 
 
+def test_each_corpus_may_have_another_table_of_classes(
+    make_config, make_data_dir, tmp_path
+):
+    for name, table in (("a", "utt2lang"), ("b", "utt2language")):
+        folder = make_data_dir(f"{name}/train", speakers=range(4), seconds=[0.5, 0.6])
+        lines = (folder / "utt2spk").read_text().splitlines()
+        labels = [f"{line.split()[0]} l{i % 2}\n" for i, line in enumerate(lines)]
+        (folder / table).write_text("".join(labels))
+    settings = (
+        f"data.dir={tmp_path}",
+        "data.train=[a/train, {dir: b/train, labels: utt2language}]",
+        "data.labels=utt2lang",
+    )
+    config = make_config("task=identification", *settings, *NO_BANKS)
+    assert read_corpus(config).train.speakers == ("l0", "l1")
+    with refuses("data.labels", "only for identification"):
+        make_config("data.train=[{dir: a, labels: utt2lang}]")
+
+
+def test_a_share_of_a_corpus_without_speech_is_refused(make_config):
+    config = make_config("data.train=[{dir: a, share: 0.5}, b]")
+    with refuses("data.train", "b has no utterance"):
+        corpus_shares(config, [1.0, 0.0])
+
+
 def test_a_directory_may_stand_in_a_mixture_once(make_config):
     with pytest.raises(ValueError, match="a twice in train"):
         make_config("data.train=[a, {dir: a, share: 0.5}]")
@@ -83,6 +108,7 @@ def test_every_epoch_has_the_shares_to_within_one_crop(balance):
         rows_P = order.rows(epoch)
         drawn = np.bincount(corpus_N[rows_P], minlength=10)
         assert np.abs(drawn - shares * order.num_crops).max() <= 1.01
+        assert order.num_dropped == 0
         if balance:
             # Within a corpus, all speakers equally often.
             per_speaker = np.bincount(speaker_N[rows_P], minlength=200).reshape(10, 20)
