@@ -79,7 +79,7 @@ if stage 3 training; then
 fi
 
 if [[ $large_margin == true ]] && stage 4 'large-margin fine-tuning on VoxCeleb2'; then
-  run speakerlab train --exp "$exp-lm" --config "${config[@]}" "$tuning" "$recipe/conf/voxceleb2.yaml" "${machine[@]}" \
+  run speakerlab train --exp "$exp-lm" --config "${config[@]}" "$tuning" "$recipe/voxceleb2.yaml" "${machine[@]}" \
     --init "$exp/model" "${ranks[@]}" --set "${settings[@]}" "data.train=[{dir: \"$voxceleb/train\"}]"
 fi
 

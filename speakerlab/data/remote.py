@@ -307,12 +307,12 @@ class Cache:
     def _read_ledger(self) -> int | None:
         """Return the bytes of all files, or more; None if nobody has counted them."""
         try:
-            return int((self.folder / "ledger").read_text())
+            return int((self.folder / "ledger").read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):  # cut by the end of a host
             return None
 
     def _write_ledger(self, num_bytes: int) -> None:
-        (self.folder / "ledger").write_text(f"{num_bytes}")
+        (self.folder / "ledger").write_text(f"{num_bytes}", encoding="ascii")
 
     def _evict(self, max_bytes: int) -> int:
         """Remove the least recently used files above `max_bytes`; return the bytes that remain."""

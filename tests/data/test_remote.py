@@ -55,7 +55,7 @@ def small_and_quick(monkeypatch, tmp_path):
     monkeypatch.setattr(pack, "FEWEST_SHARDS", 4)
     monkeypatch.setattr(remote, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "ATTEMPT_SECONDS", 1.0)
     monkeypatch.setattr(
         remote, "CACHE", Cache(tmp_path / "cache", max_bytes=10_000_000)
     )
@@ -243,7 +243,7 @@ def test_a_store_that_misbehaves_is_asked_again_and_refused_in_the_end(
         assert "\n" not in message
         assert any(part in message for part in cause.split("|")), message
         assert len(server.paths) == remote.ATTEMPTS
-        assert time.monotonic() - started_at < 5
+        assert time.monotonic() - started_at < 20
 
         # Nothing wrong was kept: once the store has recovered, so have the samples.
         server.forever = ""

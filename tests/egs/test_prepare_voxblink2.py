@@ -114,7 +114,7 @@ def test_the_second_step_learns_voxceleb2_with_a_new_head():
         options = ("--model", model, "--exp", "/e", "--data", "/d")
         (tune,) = dry_stage("voxblink2", 4, *options)
         layers = layers_of(tune)
-        overlay = "egs/voxblink2/conf/voxceleb2.yaml"
+        overlay = "egs/voxblink2/voxceleb2.yaml"
         assert layers == [model, "egs/voxblink2/conf.yaml", tuning, overlay]
         settings = values_of("--set", tune)
         # Noise and rooms are those of VoxBlink2.

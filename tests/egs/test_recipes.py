@@ -279,7 +279,7 @@ def test_layers_are_the_model_the_recipe_its_own_and_the_hardware(recipe, model)
     # a second one.
     *before, tuning, last = layers_of(tune)
     if recipe == "voxblink2":
-        assert tuning == "egs/voxblink2/conf/voxceleb2.yaml"
+        assert tuning == "egs/voxblink2/voxceleb2.yaml"
         *before, tuning = before
     assert before == [name, *layers]
     assert last == hardware
