@@ -135,7 +135,7 @@ class DataConfig(Section):
 
     @property
     def corpora(self) -> list[CorpusConfig]:
-        """Return the entries of `train`, also those that are only a name."""
+        """Return the entries of `train` as sections; a name alone becomes one, too."""
         return [
             CorpusConfig(dir=entry) if isinstance(entry, str) else entry
             for entry in self.train

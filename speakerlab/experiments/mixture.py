@@ -123,8 +123,8 @@ def draws_of_corpora(
         for key, name in ODDS.items():
             prob = getattr(corpus, key)
             if prob is not None and name in functions:
-                kept = prob / getattr(config.augment, key)
-                functions[name] = thinned(functions[name], kept)
+                prob_of_all = getattr(config.augment, key)
+                functions[name] = thinned(functions[name], prob / prob_of_all)
         if corpus.speeds is not None and "speed" in functions:
             speeds = config.augment.speeds
             allowed = {speeds.index(speed) for speed in corpus.speeds}

@@ -405,7 +405,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def format_runs(runs: Sequence[Run], width: int | None = None) -> str:
     """Format the runs as aligned text; width: see `results.aligned`."""
-    columns: dict[str, list[str]] = {"experiment": [run.name for run in runs]}
+    columns: dict[str, list[str]] = {}
+    columns["experiment"] = [run.name for run in runs]
     for label, values in differing_settings(runs).items():
         columns[label] = [value_text(value) for value in values]
     for metric, shown in VALID_METRICS.items():
@@ -415,7 +416,9 @@ def format_runs(runs: Sequence[Run], width: int | None = None) -> str:
         columns[f"{name} EER %"] = [_show_eer(run, name) for run in runs]
     columns["steps"] = [f"{run.steps:,}" for run in runs]
     columns["hours"] = [_show_hours(run.hours) for run in runs]
-    return aligned([list(columns), *zip(*columns.values())], width=width)
+    titles = list(columns)
+    rows = zip(*columns.values())
+    return aligned([titles, *rows], width=width)
 
 
 def _show_valid(run: Run, metric: str) -> str:

@@ -311,9 +311,20 @@ def test_validation_speakers_come_from_every_directory(make_data_dir):
     train, valid = split_valid(manifest, 6)
     counts = np.bincount(valid.part_N, minlength=3)
     assert counts.tolist() == [4, 2, 0]
-    # Nor does the largest lose its own.
-    assert module._divide(12, [10] * 6) == [2] * 6
-    assert module._divide(10, [30, 10, 10, 10, 10]) == [2] * 5
-    assert sum(module._divide(10, [10] * 6)) == 10
     assert not set(train.speakers) & set(valid.speakers)
     assert len(train.speakers) == 43 - 6
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes", "expected"),
+    [
+        (12, [10, 10, 10], [4, 4, 4]),
+        # The largest part keeps two of its own.
+        (10, [30, 10, 10, 10, 10], [2, 2, 2, 2, 2]),
+        # Too few for two of each part.
+        (3, [10, 10], [2, 1]),
+        (1, [10, 10], [1, 0]),
+    ],
+)
+def test_validation_speakers_are_divided_among_directories(total, sizes, expected):
+    assert module._divide(total, sizes) == expected
