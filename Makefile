@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-oldest lint same-loss fuzz mini bench
+.PHONY: help setup test test-all test-oldest lint docs release same-loss fuzz mini bench
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Hundreds of short commands are started: they read compiled modules.
@@ -31,6 +31,12 @@ test-oldest: ## install the wheel with the oldest supported versions (PYTHON=pyt
 
 lint: ## run ruff, basedpyright, shellcheck, shfmt and the import rules
 	@$(with_python) -m pytest tests/contracts/test_house.py tests/contracts/test_shell.py tests/contracts/test_layering.py
+
+docs: ## build the documentation site in site/; a broken link, anchor or reference is an error
+	@export NO_MKDOCS_2_WARNING=1 && $(with_python) -m mkdocs build --strict
+
+release: ## build wheel and sdist, check them in an empty environment, upload nothing (ARGS=--rehearsal)
+	@$(with_python) tests/release.py $(ARGS)
 
 same-loss: ## compare 20 training steps bit for bit with BASE=COMMIT (DATA=DIR: data directories of mini)
 	@$(with_python) tests/same_loss.py $(BASE) $(if $(DATA),--data $(DATA)) $(ARGS)

@@ -24,12 +24,13 @@ def load(
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     plugins: str | Path | None = None,
 ) -> "SpeakerModel":
-    """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
+    """Load an experiment, a model folder, an `.onnx` file, or a published model by name.
 
-    device: auto, cpu, cuda or cuda:N; auto is a GPU if there is one. precision: of the backbone;
-    auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file has the precision of its
-    export. plugins: folder of the module with a model's class that is not part of speakerlab; its
-    code is run. Raises ValueError or FileNotFoundError with one line.
+    model: a path, `hub:NAME` of the catalogue, or `hf:owner/name` of huggingface.co, also with
+    `@REVISION`. device: auto, cpu, cuda, cuda:N or mps (Apple); auto is cuda if there is a GPU.
+    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
+    has the precision of its export. plugins: folder of the module with a model's class that is not
+    part of speakerlab; its code is run. Raises ValueError or FileNotFoundError with one line.
     """
     from speakerlab.inference.speaker_model import load_model
 

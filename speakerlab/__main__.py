@@ -12,8 +12,10 @@ from pathlib import Path
 import speakerlab
 from speakerlab.bin.command import run
 from speakerlab.checkpoints.provenance import commit
+from speakerlab.core.distribution import refuse_other
 from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import nearest
+from speakerlab.core.process import IS_LINUX, LINUX_ONLY
 
 # Command -> its line in `speakerlab --help`. The module is bin/<command>.py, see `module_of`.
 COMMANDS = {
@@ -31,8 +33,11 @@ COMMANDS = {
     "score": "score trial lists, write results.json and report.html",
     "classify": "classify the utterances of a data directory (language or other class)",
     "fuse": "fuse the score files of several systems",
-    "compare": "compare score files on one trial list, with confidence intervals",
+    "compare": "compare systems on trial lists, with confidence intervals",
     "compare-runs": "compare experiments: settings, EERs, significance of differences",
+    "plot": "draw a figure for a paper: DET, ROC, scores, durations, confusions",
+    "table": "print a table for a paper: EER and minDCF of systems on trial lists",
+    "choose": "compare models on your labelled recordings, and recommend one",
     "der": "score diarization: DER and JER of RTTM files",
     "embed": "extract embeddings of audio files",
     "verify": "compare two recordings: score, likelihood ratio, decision",
@@ -42,10 +47,13 @@ COMMANDS = {
     "calibrate": "learn a model's calibration from a data directory",
     "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",
     "card": "print what is known about a model",
+    "publish": "publish a model on huggingface.co, or in a folder, with its page",
     "check-part": "test a model, head, augmentation, ... of your own",
     "bench": "benchmark this machine, a model and the data path",
     "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }
+# Trainings need fork, the signals of schedulers and the kernel's shared memory.
+LINUX_COMMANDS = ("train", "launch", "bench", "check-part")
 # For other scripts: takes torchrun's options, and is in no help.
 UNLISTED_COMMANDS = ("launch",)
 
@@ -58,6 +66,7 @@ def main() -> None:
 
 def run_command(arguments: Sequence[str]) -> None:
     """Run a command, or print the help; raise ValueError if there is no such command."""
+    refuse_other()
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(help_text())
         return
@@ -68,6 +77,9 @@ def run_command(arguments: Sequence[str]) -> None:
     if command not in COMMANDS and command not in UNLISTED_COMMANDS:
         hint = nearest(command, COMMANDS, otherwise="see --help")
         raise ValueError(f"speakerlab: unknown command '{command}'{hint}")
+
+    if command in LINUX_COMMANDS and not IS_LINUX:
+        raise ValueError(f"speakerlab {command}: {LINUX_ONLY}; see docs/install.md")
 
     # Libraries that do not expect it end without a word, or with an error of their own.
     try:

@@ -1,13 +1,14 @@
 """The one waveform-to-embedding module: training, extraction, the API and ONNX all run it.
 
-Letters: B rows, S samples, T frames, F mel bins, D embedding, E embedding before a projection.
+Letters: B rows, S samples, T frames, F mel bins, C channels of a frame that is pooled, D embedding,
+E embedding before a projection.
 """
 
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,17 @@ from speakerlab.models.folding import fold_batchnorm, narrow
 from speakerlab.models.frames import NotedFrames, noting_frames
 from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.precision import Precision
+
+# Frames of the front end in two passes that show where the frames of a backbone are. The steps of
+# all backbones divide their difference.
+PROBE_FRAMES = (129, 257)
+
+
+class FrameGrid(NamedTuple):
+    """Where the frames of a backbone are, in frames of its front end."""
+
+    first: float  # middle of the first frame
+    step: int
 
 
 class Embedder(nn.Module):
@@ -62,6 +74,7 @@ class Embedder(nn.Module):
         self.min_samples = frontend.min_samples + later_frames * frontend.frame_shift
         # A tuple, so that it is no submodule, whose weights would be saved twice.
         self.compiled: tuple[nn.Module, ...] = ()
+        self.frame_grid: FrameGrid | None = None  # once it was needed
 
     def compile_for_training(self, mode: str = "default") -> None:
         """Compile the backbone for training only: validation has crops of many lengths.
@@ -101,6 +114,41 @@ class Embedder(nn.Module):
     def noting_frames(self) -> AbstractContextManager[NotedFrames]:
         """Return a block in which the frames of each pass are noted; see models/frames.py."""
         return noting_frames(self.backbone)
+
+    def frames_of_window(self, wave_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """Return frames_BCT, the input of the pooling, and the middle sample of each frame, (T,).
+
+        wave_BS: as of `embed_window`. Raises ValueError if the backbone has no `Pooling`.
+        """
+        if self.frame_grid is None:
+            self.frame_grid = self._find_frame_grid(wave_BS)
+        frames_BCT = self._noted_frames(wave_BS)
+        first, step = self.frame_grid
+        frame_T = first + step * torch.arange(frames_BCT.shape[-1])
+        # Frames of the front end are as long as its shortest input.
+        middle_T = frame_T * self.frontend.frame_shift + self.frontend.min_samples / 2
+        return frames_BCT, middle_T.round().long().clamp(max=wave_BS.shape[1] - 1)
+
+    def _noted_frames(self, wave_BS: Tensor) -> Tensor:
+        """Return frames_BCT of a pass, each of them."""
+        with noting_frames(self.backbone, step=1) as noted:
+            self.embed_window(wave_BS)
+            return noted.take().float()
+
+    def _find_frame_grid(self, wave_BS: Tensor) -> FrameGrid:
+        """Count the frames of two lengths, which differ by a whole number of steps."""
+        counts: list[int] = []
+        for num_feats in PROBE_FRAMES:
+            later_samples = (num_feats - 1) * self.frontend.frame_shift
+            num_samples = self.frontend.min_samples + later_samples
+            frames_BCT = self._noted_frames(wave_BS.new_zeros(1, num_samples))
+            counts.append(frames_BCT.shape[-1])
+        few, many = counts
+        short, long = PROBE_FRAMES
+        step = (long - short) // (many - few)
+        # Convolutions without padding use up as much context before the first as after the last.
+        num_lost = short - 1 - step * (few - 1)
+        return FrameGrid(first=num_lost / 2, step=step)
 
     def features(
         self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None

@@ -8,7 +8,6 @@ Then the same for the extra `onnx`, which needs a newer torch.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,15 +16,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests/bin"))
-from tiny import BARE, TINY  # noqa: E402
-from voices import write_voices  # noqa: E402
+sys.path.append(str(Path(__file__).parent / "bin"))
+from installed import ROOT, Environment, read_project
+from tiny import BARE, TINY
+from voices import write_voices
 
 CORE = """contracts/test_configs.py core config data frontend losses models scoring training
 checkpoints inference experiments bin/test_train.py"""
@@ -34,14 +28,12 @@ inference/test_quantize.py inference/test_segmentation.py"""
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "kaldiio")
 
 
-class Oldest:
+class Oldest(Environment):
     """An environment with the oldest versions, and an empty folder to use it in."""
 
     def __init__(self, venv: Path, folder: Path) -> None:
-        self.bin = venv / "bin"
-        self.folder = folder
-        text = (ROOT / "pyproject.toml").read_text("utf-8")
-        self.project = tomllib.loads(text)["project"]
+        super().__init__(venv, folder, name="test-oldest")
+        self.project = read_project()
 
     def make(self, base: str) -> None:
         """Make the environment, and the wheel in the folder."""
@@ -57,7 +49,7 @@ class Oldest:
             sys.exit(
                 f"PYTHON: {base} is not Python {needed} ({got}); give the path of one"
             )
-        run([base, "-m", "venv", "--clear", self.bin.parent])
+        super().make(base)
         self.pip(
             "wheel",
             "--quiet",
@@ -82,21 +74,6 @@ class Oldest:
         names = ",".join(extras)
         self.pip("install", "-c", constraints, f"{wheel}[{names}]", *TOOLS)
 
-    def pip(self, *arguments: object) -> None:
-        run(
-            [
-                self.bin / "python",
-                "-m",
-                "pip",
-                "--disable-pip-version-check",
-                *arguments,
-            ]
-        )
-
-    def use(self, line: str, *arguments: str) -> None:
-        """Run a command outside the clone."""
-        run([self.bin / "speakerlab", *line.split(), *arguments], cwd=self.folder)
-
     def test(self, places: Iterable[str], without: Iterable[str] = ()) -> None:
         """Run tests, without the slow ones."""
         arguments = [self.bin / "python", "-m", "pytest"]
@@ -105,16 +82,7 @@ class Oldest:
         arguments += ["--dist", "loadfile"]
         arguments += [f"tests/{place}" for place in places]
         arguments += [f"--ignore=tests/{place}" for place in without]
-        run(arguments)
-
-
-def run(arguments: Iterable[object], *, cwd: Path = ROOT) -> None:
-    """Run a command; exit if it fails."""
-    command = list(map(str, arguments))
-    print("+", *command, flush=True)
-    code = subprocess.run(command, cwd=cwd).returncode
-    if code:
-        sys.exit(f"test-oldest: failed with exit code {code}, see above")
+        self.run(arguments)
 
 
 def main() -> None:
@@ -131,8 +99,6 @@ def main() -> None:
         help="replaced",
     )
     args = parser.parse_args()
-    # the clone, which would be imported instead of the wheel
-    os.environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_voices(folder / "data/train", speakers=range(6))

@@ -38,7 +38,7 @@ VENV_LOCK = ROOT / ".venv.lock"  # beside .venv, which may be replaced
 # Purpose of an environment -> sections of pyproject.toml with the packages that it needs.
 SECTIONS = {
     "run": ["dependencies", "report"],
-    "test": ["dependencies", "report", "onnx", "aac", "vad", "dev"],
+    "test": ["dependencies", "report", "onnx", "aac", "vad", "docs", "dev"],
 }
 
 # Interpreters that may make .venv, best first. The newest comes late, as packages support it late.

@@ -4,11 +4,9 @@ The checks test real operations: files are written and locked, audio is read, ra
 The ranks are separate processes, so that a library that hangs or crashes cannot end the check.
 """
 
-import fcntl
 import os
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.core.counting import count_of
+from speakerlab.core.locks import try_lock
 from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
@@ -84,6 +83,14 @@ class Plan:
     data: Path | None
     ranks: int
     gpus: int = 0  # requested
+
+    @property
+    def train_folders(self) -> list[Path]:
+        """Return the training directories; empty without `data`."""
+        if self.data is None:
+            return []
+        data = self.config.data.model_copy(update={"dir": str(self.data)})
+        return data.train_folders()
 
     @property
     def workers(self) -> int:
@@ -179,6 +186,8 @@ def processors(plan: Plan) -> Iterator[Line]:
         fix=f"export OMP_NUM_THREADS={max(1, cpus // ranks)} for {cpus} CPUs",
     )
 
+    if not hasattr(os, "sysconf"):  # on Windows
+        return
     free = free_bytes(torch.device("cpu"), 1)
     need = ranks * (RANK_BYTES + plan.workers * WORKER_BYTES)
     yield graded(
@@ -221,6 +230,11 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
 
 def open_files(plan: Plan) -> Iterator[Line]:
     """Compare the limit with the open files; each tensor from a worker is an open file."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # on Windows
+        yield Line("ok", "open files: no limit that Python knows")
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     of_batches = 2 * workers.TENSORS * workers.MICRO_BATCHES_AHEAD
     need = FILES + of_batches + 8 * plan.workers
@@ -258,7 +272,7 @@ def experiment_folder(plan: Plan) -> Iterator[Line]:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.") as file:
             # A training locks its folder, which some network mounts do not support.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(file)
             began = time.perf_counter()
             file.write(b"\1" * WRITTEN_BYTES)
             file.flush()
@@ -282,11 +296,10 @@ def experiment_folder(plan: Plan) -> Iterator[Line]:
 def checkpoint_bytes(plan: Plan) -> int:
     """Return the size of a checkpoint: weights, head and the optimizer's state."""
     speakers: set[str] = set()
-    if plan.data is not None:
-        for corpus in plan.config.data.corpora:
-            table = plan.data / corpus.dir / "utt2spk"
-            if table.exists():
-                speakers.update(read_table(table).values())
+    for folder in plan.train_folders:
+        table = folder / "utt2spk"
+        if table.exists():
+            speakers.update(read_table(table).values())
     num_speakers = len(speakers) or GUESSED_SPEAKERS
     # The head has separate rows for the speakers at each speed.
     num_classes = num_speakers * len(class_speeds(plan.config))
@@ -302,9 +315,9 @@ def reading(plan: Plan) -> Iterator[Line]:
     config = plan.config
     corpora = config.data.corpora
     manifest = read_manifest(
-        [plan.data / corpus.dir for corpus in corpora],
+        plan.train_folders,
         sample_rate=config.frontend["sample_rate"],
-        names=[corpus.dir for corpus in corpora],
+        names=[corpus.name for corpus in corpora],
         shares_speakers=[corpus.speakers == "shared" for corpus in corpora],
     )
     crop_samples = build.crop_samples(config)
@@ -356,6 +369,9 @@ def check_devices(plan: Plan) -> Iterator[Line]:
     runtime = plan.config.runtime
     check_format(runtime.device, runtime.precision)
     count_gpus(runtime.device, num_ranks=plan.ranks)
+    if not process.IS_LINUX:
+        yield Line("warn", f"training: {process.LINUX_ONLY}")
+        return
     if count == 1:
         yield Line("ok", "NCCL: one GPU, nothing to connect")
     else:

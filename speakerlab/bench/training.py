@@ -19,6 +19,7 @@ from speakerlab.bench.stopwatch import Laps, Row, block_seconds
 from speakerlab.bench.synthetic import write_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core import process
+from speakerlab.embedder import Embedder
 from speakerlab.experiments.planning import configured_micro_batch
 from speakerlab.experiments.train import Training, start_training
 from speakerlab.training.distributed import Ranks
@@ -122,6 +123,7 @@ def inference_row(training: Training, name: str, *, seconds: float) -> Row:
     precision = trainer.task.precision
     size = trainer.plan.micro_batch
     device = trainer.ranks.device
+    assert isinstance(training.embedder, Embedder)
     embedder = training.embedder.for_inference(precision)
     with torch.inference_mode():
         wave_BS = torch.randn(size, trainer.crop_samples, device=device)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.bin.command import choose_gpus, parser
-from speakerlab.checkpoints.catalogue import PREFIX
-from speakerlab.checkpoints.hub import local
+from speakerlab.checkpoints import model_files
+from speakerlab.checkpoints.hub import is_published, local
 from speakerlab.checkpoints.model_files import (
     CALIBRATION,
     TUNING,
@@ -24,7 +24,6 @@ from speakerlab.core import done
 from speakerlab.core.atomic import (
     alone,
     check_writable,
-    copy_files,
     replacing_folder,
     write_text,
 )
@@ -56,7 +55,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("calibrate", __doc__)
     options.add(
         "--model MODEL",
-        "experiment, model folder, or hub:NAME with --out",
+        "experiment, model folder, or hub:NAME or hf:owner/name with --out",
         required=True,
     )
     data = (
@@ -269,7 +268,7 @@ def open_model(model: Path, exp_dir: Path | None, name: str, *, force: bool) -> 
     is_copy = target.resolve() != source.resolve()
     if exp_dir is not None and is_copy:
         copy_model(source, exp_dir)
-    elif str(model).startswith(PREFIX):
+    elif is_published(model):
         raise ValueError(
             f"--out: missing; give a folder for the calibrated copy of {model}"
         )
@@ -300,7 +299,7 @@ def copy_model(source: Path, exp_dir: Path) -> None:
                 with replacing_folder(target) as fresh:
                     # The record is of the calibration that the copy will not have.
                     others = (CALIBRATION_RECORD, CALIBRATION_LOCK, TUNING_LOCK)
-                    copy_files(source, fresh, leave_out=others)
+                    model_files.copy_model(source, fresh, leave_out=others)
     # Keep the copy of an earlier call, with its calibration or clustering.
     copied_sha256 = read_card(target)["sha256"]
     if copied_sha256 != read_card(source)["sha256"]:

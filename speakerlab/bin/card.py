@@ -14,7 +14,7 @@ GAP = "  "  # between columns, as in tables
 
 def main(arguments: Sequence[str]) -> None:
     options = parser("card", __doc__, builds_components=False)
-    options.add("model MODEL", "experiment, model folder or hub:NAME")
+    options.add("model MODEL", "experiment, model folder, hub:NAME or hf:owner/name")
     args = options.parse_args(arguments)
 
     from speakerlab.experiments.model_card import describe

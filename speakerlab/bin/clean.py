@@ -194,7 +194,11 @@ def describe(
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("clean", __doc__)
-    options.add("--model MODEL", "experiment, model folder or hub:NAME", required=True)
+    options.add(
+        "--model MODEL",
+        "experiment, model folder, hub:NAME or hf:owner/name",
+        required=True,
+    )
     options.add("--data DIR", "checked data directory with labels", required=True)
     options.add("--out DIR", "data directory to write", required=True)
     options.add(

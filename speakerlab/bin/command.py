@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from speakerlab.core import process
+from speakerlab.core import distribution, process
 from speakerlab.core.faults import nearest
 from speakerlab.core.registry import use_plugins
 
@@ -30,7 +30,7 @@ SPEAKERS = Path("speakers.safetensors")  # default of --speakers
 
 def _stem(text: str) -> Path:
     """Read the path of files without their ending; a folder is none."""
-    if text.endswith("/"):
+    if text.endswith(("/", os.sep)):  # Windows has both
         raise argparse.ArgumentTypeError(
             f"{text} is a folder; add the name of the files, such as {text}emb"
         )
@@ -192,10 +192,12 @@ class Parser(argparse.ArgumentParser):
     def add_model_options(self) -> None:
         self.add(
             "--model MODEL",
-            "experiment, model folder, .onnx file or hub:NAME",
+            "experiment, model folder, .onnx file, hub:NAME or hf:owner/name",
             required=True,
         )
-        devices = "cpu, cuda, cuda:N or auto (default): a GPU if there is one"
+        devices = (
+            "cpu, cuda, cuda:N, mps (Apple) or auto (default): cuda if there is a GPU"
+        )
         self.add("--device NAME", devices, default="auto")
         self.add_precision()
 
@@ -207,6 +209,26 @@ class Parser(argparse.ArgumentParser):
             f"{text} encoded and decoded, or not (none), e.g. none mp3:16k opus:12k gsm"
         )
         self.add("--codecs NAME", codecs, nargs="+", default=[])
+
+    def add_systems(self) -> None:
+        """Add the systems and their trial lists, as `experiments.systems` reads them."""
+        systems = (
+            "experiments with results, or score files; of several lists, a score file for"
+            " each --trials, all with one NAME"
+        )
+        self.add("systems [NAME=]SYSTEM", systems, nargs="+")
+        lists = (
+            "trial list, beside its utt2spk; give it again for more lists (default:"
+            " those of the experiments' results)"
+        )
+        # Given again, not followed by more: it may stand before the systems.
+        self.add_argument(
+            "--trials",
+            metavar="[NAME=]FILE",
+            help=lists,
+            action="append",
+            default=[],
+        )
 
     def add_precision(self) -> None:
         text = (
@@ -435,6 +457,9 @@ def _message(error: Exception) -> str:
     # Python's own errors have the name of the module, ours do not.
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
+        if module == distribution.OTHER:
+            name = distribution.NAME
+            return f"{error.name}: is missing; pip install --force-reinstall {name}"
         package = module.replace("yaml", "pyyaml")
         return f"{package}: is not installed; pip install {package}"
 
@@ -461,7 +486,7 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoRe
     code = 0
     try:
         # The launcher holds Ctrl-C back while a rank starts.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        process.let_ctrl_c_through()
         main(arguments)
         # Here, so that an error of the output is reported like any other.
         sys.stdout.flush()
@@ -492,7 +517,7 @@ def report(error: Exception) -> int:
     """Print an error on the terminal and in the log files; return the exit code."""
     if isinstance(error, BrokenPipeError) and is_output_closed():
         # Python turns the signal, of which other programs die here, into this error.
-        return process.EXIT_SIGNAL + signal.SIGPIPE
+        return process.EXIT_UNREAD
     if DEBUG_VARIABLE in os.environ:
         logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
     text = plain_text(error)
@@ -503,6 +528,8 @@ def report(error: Exception) -> int:
 
 def is_output_closed() -> bool:
     """Return whether the reader of the output or of the log is gone."""
+    if not hasattr(select, "poll"):  # on Windows
+        return True
     poll = select.poll()
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:

@@ -1,87 +1,223 @@
-"""Measure score files of one trial list, and compare each with the first by a paired test."""
+"""Measure systems on trial lists, and compare each with the first by a paired test."""
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import json_line, parser
 from speakerlab.experiments.results import bounds
-from speakerlab.experiments.trial_list import read_trial_list
-from speakerlab.scoring.bootstrap import Replicates, bootstrap
-from speakerlab.scoring.metrics import eer, error_rates, min_cllr, min_dcf, threshold_at
-from speakerlab.scoring.score_files import read_scores
+from speakerlab.scoring.metrics import error_rates, min_cllr, threshold_at
+
+if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
+    from speakerlab.experiments.systems import NamedList, Scored
 
 # Name in the output -> name in the replicates.
 METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
+P_TARGETS = (0.01,)
 
 
-class Measured(NamedTuple):
-    """Metrics of a score file."""
+@dataclass(frozen=True)
+class Difference:
+    """Metric of a system minus that of the first one on the same list."""
 
-    metrics: dict[str, float]
-    replicates: Replicates
+    key: str  # of the metric
+    change: float
+    ci95: Sequence[float] | None
+    p_value: float | None
+    # By Holm's method, for all comparisons of the metric; None: too few speakers.
+    corrected_p: float | None = None
+    num_comparisons: int = 1
 
 
 def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    from speakerlab.experiments.systems import read_lists, read_systems, score_systems
+
+    systems = read_systems(args.systems, num_lists=len(args.trials), short_names=False)
+    lists = read_lists(args.trials, systems)
+    scored_of_lists = [
+        check_scored(trial_list, results, [system.name for system in systems])
+        for trial_list, results in zip(lists, score_systems(systems, lists, P_TARGETS))
+    ]
+    # Of each list, one entry for each system.
+    differences = correct([compare_with_first(scored) for scored in scored_of_lists])
+    for scored, of_list in zip(scored_of_lists, differences):
+        if len(lists) > 1 and not args.json:
+            sys.stdout.write(f"{scored[0].trial_list.name}\n")
+        for result, of_system in zip(scored, of_list):
+            if args.json:
+                sys.stdout.write(
+                    json_line(json_row(args, result, scored[0], of_system))
+                )
+            else:
+                print_system(args, result, scored[0], of_system)
+    num_comparisons = len(lists) * (len(systems) - 1)
+    if num_comparisons > 1 and not args.json:
+        sys.stdout.write(
+            f"corrected: by Holm's method, for {num_comparisons} comparisons of each"
+            " metric\n"
+        )
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("compare", __doc__, builds_components=False)
-    options.add("scores SCORES", "score files, each compared with the first", nargs="+")
-    options.add(
-        "--trials FILE", "trial list, in the same folder as its utt2spk", required=True
-    )
+    options.add_systems()
     rate = options.add_mutually_exclusive_group()
     options.add(
         "--far RATE", "print the threshold for this false-alarm rate", group=rate
     )
     options.add("--frr RATE", "print the threshold for this miss rate", group=rate)
-    args = options.parse_args(arguments)
+    options.add_json("system and trial list")
+    return options.parse_args(arguments)
 
-    listed = read_trial_list(args.trials)
-    is_target_N = listed.trials.is_target_N
-    enrol_speaker_N, test_speaker_N = listed.speakers
-    first: Measured | None = None
-    for path in args.scores:
-        scores_N = read_scores(path, listed.trials)
-        metrics = {
-            "eer": eer(scores_N, is_target_N),
-            "min_dcf_0.01": min_dcf(scores_N, is_target_N),
-        }
-        replicates = bootstrap(
-            scores_N,
-            is_target_N,
-            enrol_speaker_N,
-            test_speaker_N,
-            p_targets=(0.01,),
-        )
-        sys.stdout.write(f"{path}\n")
-        for name, key in METRICS.items():
-            ci95 = replicates.interval(key)
-            value = _format(replicates, key, metrics[key], ci95)
-            sys.stdout.write(f"  {name:13} {value}\n")
-        sys.stdout.write(f"  minCllr       {min_cllr(scores_N, is_target_N):.4f}\n")
-        has_rate = args.far is not None or args.frr is not None
-        if has_rate:
-            threshold = threshold_at(scores_N, is_target_N, far=args.far, frr=args.frr)
-            p_miss, p_fa = error_rates(scores_N, is_target_N, threshold=threshold)
-            rates = f"false alarms {100 * p_fa:.2f} %, misses {100 * p_miss:.2f} %"
-            sys.stdout.write(f"  threshold     {threshold:.6f}: {rates}\n")
 
-        if first is None:
-            first = Measured(metrics, replicates)
-            continue
-        # All files have the same trials and the same bootstrap replicates, so the differences
-        # are paired.
-        for name, key in METRICS.items():
-            ci95, p_value = replicates.paired(first.replicates, key)
-            change = metrics[key] - first.metrics[key]
-            difference = _format(replicates, key, change, ci95, sign="+")
-            significance = "" if p_value is None else f", p = {p_value:.3g}"
-            sys.stdout.write(
-                f"  {name:13} {difference} against {args.scores[0]}{significance}\n"
+def check_scored(
+    trial_list: "NamedList",
+    results: "Sequence[Scored | None]",
+    names: Sequence[str],
+) -> "list[Scored]":
+    """Return the systems on a list; ValueError if one has no scores of it."""
+    scored: list[Scored] = []
+    for result, name in zip(results, names):
+        if result is None:
+            raise ValueError(
+                f"{name}: was not scored on {trial_list.name}; choose other lists with"
+                " --trials"
             )
+        if not result.has_scores:
+            raise ValueError(f"{trial_list.name}: {result.no_scores}")
+        scored.append(result)
+    return scored
+
+
+def compare_with_first(scored: "Sequence[Scored]") -> list[list[Difference]]:
+    """Return the differences of each system from the first; [] for the first itself."""
+    first, *others = scored
+    differences: list[list[Difference]] = [[]]
+    for result in others:
+        # All systems have the same trials and the same bootstrap replicates, so the differences
+        # are paired.
+        of_system: list[Difference] = []
+        for key in METRICS.values():
+            ci95, p_value = result.replicates.paired(first.replicates, key)
+            change = result.metric(key) - first.metric(key)
+            of_system.append(Difference(key, change, ci95, p_value))
+        differences.append(of_system)
+    return differences
+
+
+def correct(
+    differences: Sequence[Sequence[Sequence[Difference]]],
+) -> list[list[list[Difference]]]:
+    """Fill in the corrected p-values, of each metric for all its comparisons."""
+    from speakerlab.experiments.run_table import holm
+
+    corrected_of: dict[int, Difference] = {}
+    for key in METRICS.values():
+        tested = [
+            difference
+            for of_list in differences
+            for of_system in of_list
+            for difference in of_system
+            if difference.key == key and difference.p_value is not None
+        ]
+        p_values = [d.p_value for d in tested if d.p_value is not None]
+        for difference, corrected_p in zip(tested, holm(p_values)):
+            corrected_of[id(difference)] = replace(
+                difference,
+                corrected_p=corrected_p,
+                num_comparisons=len(tested),
+            )
+    return [
+        [
+            [corrected_of.get(id(difference), difference) for difference in of_system]
+            for of_system in of_list
+        ]
+        for of_list in differences
+    ]
+
+
+def print_system(
+    args: Namespace,
+    result: "Scored",
+    first: "Scored",
+    differences: Sequence[Difference],
+) -> None:
+    """Print the metrics of a system on a list, and its differences from the first system."""
+    sys.stdout.write(f"{result.system.name}\n")
+    for name, key in METRICS.items():
+        value = _format(result, key, result.metric(key), result.interval(key))
+        sys.stdout.write(f"  {name:13} {value}\n")
+    minimum = min_cllr(result.scores_N, result.is_target_N)
+    sys.stdout.write(f"  minCllr       {minimum:.4f}\n")
+    at_rate = threshold_row(args, result)
+    if at_rate is not None:
+        p_miss = 100 * at_rate["p_miss"]
+        p_fa = 100 * at_rate["p_fa"]
+        rates = f"false alarms {p_fa:.2f} %, misses {p_miss:.2f} %"
+        sys.stdout.write(f"  threshold     {at_rate['threshold']:.6f}: {rates}\n")
+
+    for name, difference in zip(METRICS, differences):
+        value = _format(
+            result, difference.key, difference.change, difference.ci95, sign="+"
+        )
+        significance = ""
+        if difference.p_value is not None:
+            significance = f", p = {difference.p_value:.3g}"
+            if difference.num_comparisons > 1:
+                significance += f", corrected {difference.corrected_p:.3g}"
+        sys.stdout.write(
+            f"  {name:13} {value} against {first.system.name}{significance}\n"
+        )
+
+
+def threshold_row(args: Namespace, result: "Scored") -> dict[str, float] | None:
+    """Return the threshold for the requested rate, and its rates; None without a request."""
+    if args.far is None and args.frr is None:
+        return None
+    scores_N = result.scores_N
+    is_target_N = result.is_target_N
+    threshold = threshold_at(scores_N, is_target_N, far=args.far, frr=args.frr)
+    p_miss, p_fa = error_rates(scores_N, is_target_N, threshold=threshold)
+    return {"threshold": threshold, "p_miss": p_miss, "p_fa": p_fa}
+
+
+def json_row(
+    args: Namespace,
+    result: "Scored",
+    first: "Scored",
+    differences: Sequence[Difference],
+) -> dict[str, Any]:
+    """Return what is printed as a plain dict; rates are fractions."""
+    num_target = int(result.is_target_N.sum())
+    compared: dict[str, Any] | None = None
+    if differences:
+        compared = {"with": first.system.name}
+        for difference in differences:
+            compared[difference.key] = {
+                "difference": difference.change,
+                "ci95": difference.ci95,
+                "p_value": difference.p_value,
+                "p_holm": difference.corrected_p,
+            }
+    return {
+        "system": result.system.name,
+        "trials": result.trial_list.name,
+        **{key: result.metric(key) for key in METRICS.values()},
+        "intervals": {key: result.interval(key) for key in METRICS.values()},
+        "min_cllr": min_cllr(result.scores_N, result.is_target_N),
+        "num_target": num_target,
+        "num_nontarget": len(result.is_target_N) - num_target,
+        "num_speakers": result.replicates.num_speakers,
+        "at_rate": threshold_row(args, result),
+        "compared": compared,
+    }
 
 
 def _format(
-    replicates: Replicates,
+    result: "Scored",
     key: str,
     value: float,
     ci95: Sequence[float] | None,
@@ -98,6 +234,6 @@ def _format(
         return f"{scale * number:{sign}.{digits}f}"
 
     # Without an interval, the number of speakers is shown as the reason.
-    row = {"num_speakers": replicates.num_speakers}
+    row = {"num_speakers": result.replicates.num_speakers}
     interval = bounds(ci95, row, show)
     return f"{show(value)}{unit} ({interval})"

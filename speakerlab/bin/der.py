@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import json_line, parser
 from speakerlab.core import done
 from speakerlab.core.atomic import check_writable, write_json
 from speakerlab.core.reading import read_json
@@ -26,6 +26,7 @@ from speakerlab.experiments.diarization import format_diarization, results_of
 log = logging.getLogger(__name__)
 REFERENCE = "reference"  # value of --uem: score the extent of REF, as md-eval does
 JER_PROTOCOL = "no collar, overlap scored, frames of 10 ms"
+PRINTED = Path("-")  # value of --json without a file: a line for each pair
 MAX_NAMED = 5  # recordings named in a warning
 # The hypothesis by the reference, in all recordings. Times in milliseconds are 1000 times as long.
 # With ends instead of durations, the last turn ends at almost twice its time.
@@ -37,19 +38,35 @@ def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
     # Check before the work: an error at the end would lose the results.
     for path in (args.json, args.report):
-        if path:
+        if path and path != PRINTED:
             check_writable(path)
-    # One line with a fix, instead of an error that only reports a missing file.
-    require_turns(args)
     if args.data:
         read_recordings(args.data / "wav.scp")
+    files = [args.ref, args.hyp, *args.more]
+    pairs: list[Namespace] = []
+    for ref, hyp in zip(files[::2], files[1::2]):
+        pair = Namespace(**{**vars(args), "ref": ref, "hyp": hyp})
+        # One line with a fix, instead of an error that only reports a missing file.
+        require_turns(pair)
+        pairs.append(pair)
+    for pair in pairs:
+        if len(pairs) > 1 and args.json != PRINTED:
+            sys.stdout.write(f"{pair.ref} {pair.hyp}\n")
+        score_pair(pair)
+        # So that the results of many pairs appear one by one.
+        sys.stdout.flush()
+
+
+def score_pair(args: Namespace) -> None:
+    """Score a hypothesis; print the results, and write what the options ask for."""
+    to_file = args.json if args.json != PRINTED else None
     inputs = inputs_of(args)
     reference = read_rttm(args.ref)
     hypothesis = read_rttm(args.hyp)
     # Warn before results are reused, so that each run warns.
     warn_of_turns(args, reference, hypothesis)
-    may_reuse = args.json and not args.force
-    if may_reuse and is_scored(args.json, inputs):
+    may_reuse = not args.force
+    if to_file and may_reuse and is_scored(to_file, inputs):
         return
 
     regions, scope = regions_to_score(args.uem, reference)
@@ -72,28 +89,38 @@ def main(arguments: Sequence[str]) -> None:
         "jer": JER_PROTOCOL,
     }
     results = results_of(errors_of, protocol)
-    sys.stdout.write(format_diarization(results) + "\n")
+    if args.json == PRINTED:
+        fields = {"ref": str(args.ref), "hyp": str(args.hyp), **results}
+        sys.stdout.write(json_line(fields))
+    else:
+        sys.stdout.write(format_diarization(results) + "\n")
 
-    if args.json:
+    if to_file:
         # The record describes the old results, so remove it before they change.
-        done.forget(record_of(args.json))
-        write_json(args.json, results)
-        log.info("%s: wrote the results", args.json)
+        done.forget(record_of(to_file))
+        write_json(to_file, results)
+        log.info("%s: wrote the results", to_file)
     if args.report:
         write_page(args, results, reference, hypothesis, regions=regions)
     # Write the record last: if it exists, all files are complete.
-    if args.json:
+    if to_file:
         outputs: list[str] = []
         if args.report:
             outputs.append(str(args.report.absolute()))
-        inputs["results"] = done.file_digest(args.json)
-        done.record(record_of(args.json), inputs, outputs=outputs)
+        inputs["results"] = done.file_digest(to_file)
+        done.record(record_of(to_file), inputs, outputs=outputs)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("der", __doc__, builds_components=False)
     options.add("ref REF", "RTTM of the true turns: a file, or a folder of .rttm files")
     options.add("hyp HYP", "RTTM of the turns to score")
+    options.add(
+        "more MORE",
+        "more pairs REF HYP, each with its own results",
+        nargs="*",
+        value_type=Path,
+    )
     uem = (
         "UEM file of the regions to score (default: each recording from the first to"
         f" the last turn of REF and HYP); {REFERENCE}: the same of REF alone, as"
@@ -104,7 +131,15 @@ def parse(arguments: Sequence[str]) -> Namespace:
     collar = "seconds not scored before and after each bound of a true turn"
     options.add("--collar SECONDS", collar, least=0.0, default=0.0)
     options.add("--skip-overlap", "leave out where two or more true speakers speak")
-    options.add("--json FILE", "file to write the results to")
+    options.add_argument(
+        "--json",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        const=PRINTED,
+        help="file to write the results to; without FILE, print a JSON object per pair,"
+        " each on a line",
+    )
     options.add("--force", "score again what --json has of the same inputs")
     options.add("--report FILE", "page to write the results to, as HTML")
     options.add(
@@ -114,6 +149,16 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = options.parse_args(arguments)
     if args.data and not args.report:
         options.error("--data: needs --report")
+    if len(args.more) % 2:
+        raise ValueError(
+            f"{args.more[-1]}: has no hypothesis; give pairs REF HYP, and --json without"
+            " a file after them"
+        )
+    is_one_file = args.report or args.json not in (None, PRINTED)
+    if args.more and is_one_file:
+        raise ValueError(
+            "der: --report and --json FILE are of a single pair; print all with --json"
+        )
     return args
 
 

@@ -52,11 +52,11 @@ def main(arguments: Sequence[str]) -> None:
     if args.out is not None:
         check_writable(args.out / f"{shorten(names[0])}.rttm")
     # The import loads a runtime, which `--help` does not need.
-    overlap = None
-    if args.overlap is not None:
+    segmentation = None
+    if args.segmentation is not None:
         from speakerlab.inference.segmentation import Segmentation
 
-        overlap = Segmentation(args.overlap)
+        segmentation = Segmentation(args.segmentation, device=args.device)
     model = model_of(args)
     # Before the first recording: an error in the speakers affects all recordings.
     if args.known is not None:
@@ -70,9 +70,9 @@ def main(arguments: Sequence[str]) -> None:
         source = Source(name, path, regions.get(name))
         sources.append(source)
     if args.out is None:
-        num_failed = diarize_all(sources, args, model, overlap)
+        num_failed = diarize_all(sources, args, model, segmentation)
     else:
-        num_failed = diarize_into(args.out, sources, args, model, overlap)
+        num_failed = diarize_into(args.out, sources, args, model, segmentation)
     if num_failed:
         total = count_of(len(names), "recording")
         log.error("%d of %s could not be diarized", num_failed, total)
@@ -98,10 +98,10 @@ def diarize_into(
     sources: Sequence[Source],
     args: Namespace,
     model: "SpeakerModel",
-    overlap: "Segmentation | None",
+    segmentation: "Segmentation | None",
 ) -> int:
     """Diarize recordings without files from the same inputs; return the number of failures."""
-    common = inputs_of(args, model)
+    common = inputs_of(args, model, segmentation)
     with_inputs: list[Source] = []
     for source in sources:
         inputs = done.digest([common, source_inputs(source)])
@@ -124,7 +124,7 @@ def diarize_into(
         num_kept = num_sources - len(missing)
         if num_kept:
             log_kept(out, num_kept, num_sources)
-        return diarize_all(missing, args, model, overlap)
+        return diarize_all(missing, args, model, segmentation)
 
 
 def log_kept(out: Path, num_kept: int, total: int) -> None:
@@ -141,7 +141,7 @@ def diarize_all(
     sources: Sequence[Source],
     args: Namespace,
     model: "SpeakerModel",
-    overlap: "Segmentation | None",
+    segmentation: "Segmentation | None",
 ) -> int:
     """Diarize recordings, write or print the results; return the number of failures."""
     if not sources:
@@ -158,7 +158,7 @@ def diarize_all(
                 min_speakers=args.min_speakers,
                 max_speakers=args.max_speakers,
                 vad=args.vad,
-                overlap=overlap,
+                overlap=segmentation,
                 regions=source.regions,
                 method=method,
                 known=args.known is not None,
@@ -183,7 +183,9 @@ def diarize_all(
     return num_failed
 
 
-def inputs_of(args: Namespace, model: "SpeakerModel") -> dict[str, Any]:
+def inputs_of(
+    args: Namespace, model: "SpeakerModel", segmentation: "Segmentation | None"
+) -> dict[str, Any]:
     """Return the common inputs of the files of all recordings, for `is_diarized`."""
     options = {name: getattr(args, name) for name in INPUT_OPTIONS}
     development = None
@@ -194,9 +196,6 @@ def inputs_of(args: Namespace, model: "SpeakerModel") -> dict[str, Any]:
     if model.calibration is not None:
         calibration = asdict(model.calibration)
     # For options with a file, compare the contents, not the name.
-    overlap = None
-    if args.overlap is not None:
-        overlap = done.file_digest(args.overlap)
     enrolled = None
     if args.known is not None:
         enrolled = done.file_digest(args.known)
@@ -206,7 +205,7 @@ def inputs_of(args: Namespace, model: "SpeakerModel") -> dict[str, Any]:
         "precision": model.precision,
         "tuning": asdict(model.tuning),
         "calibration": calibration,
-        "overlap": overlap,
+        "overlap": None if segmentation is None else segmentation.sha256,
         "known": enrolled,
         "development": development,
         "plugins": plugins_digest(),
@@ -359,13 +358,18 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--max-speakers N", "largest number (default 20)", least=1)
     vad = (
         "energy, silero, or the speech regions: FILE.rttm, FILE.lab of one recording,"
-        " or a folder (default: energy, or the model of --overlap)"
+        " or a folder (default: energy, or the model of"
+        " --segmentation)"
     )
     options.add("--vad energy|silero|FILE|DIR", vad)
     segmentation = (
-        "pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
+        "model folder or experiment of the task segmentation, or"
+        " pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
     )
-    options.add("--overlap FILE", segmentation)
+    options.add("--segmentation MODEL", segmentation)
+    options.add(
+        "--overlap FILE", "the earlier name of --segmentation", dest="segmentation"
+    )
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
     methods = (
         f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"

@@ -1,6 +1,7 @@
 """Extract the embeddings of audio files, in any format and at any sample rate."""
 
 import logging
+import math
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +29,27 @@ from speakerlab.data.tables import (
     read_recordings,
     write_rejected,
 )
-from speakerlab.inference.embedding_files import WRITERS, remove_embeddings
+from speakerlab.diarization.windows import STEP_SECONDS
+from speakerlab.inference.embedding_files import WRITERS, Window, remove_embeddings
 from speakerlab.scoring.embeddings import EmbeddingTable
 
+if TYPE_CHECKING:
+    from speakerlab.inference.speaker_model import SpeakerModel, Windows
+
 log = logging.getLogger(__name__)
+MIN_STEP_SECONDS = 0.01  # of a frame; smaller steps would only repeat embeddings
+
+
+class Embedded(NamedTuple):
+    """Embeddings in the order of the files, and the files that have none."""
+
+    ids: list[str]
+    embeddings: list[np.ndarray]
+    # Of the embeddings; None: they are of whole recordings.
+    windows: list[Window] | None
+    rejected: dict[str, Rejection]
+    total: int  # files, or channels of files
+    unit: str
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -40,6 +59,50 @@ def main(arguments: Sequence[str]) -> None:
     check_writable(Path(f"{args.out}.json"))
     check_writable(rejected_file(args.out))
     model = model_of(args)
+    if args.window is None:
+        embedded = embed_recordings(args, model, files)
+    else:
+        embedded = embed_windows(args, model, files)
+
+    for _, reason in embedded.rejected.values():
+        sys.stderr.write(f"{one_line(reason)}\n")
+    # Embeddings of an earlier run must not lie beside a list that has their recordings.
+    if embedded.rejected:
+        remove_embeddings(args.out, args.format)
+    rejections = rejected_file(args.out)
+    write_rejected(args.out.parent, embedded.rejected, name=rejections.name)
+
+    if embedded.ids:
+        facts: dict[str, Any] = {"precision": model.precision}
+        if embedded.windows is not None:
+            facts |= {"window": args.window, "step": args.step}
+        table = EmbeddingTable(
+            ids=embedded.ids,
+            emb_ND=np.stack(embedded.embeddings),
+            model_sha256=model.sha256,
+            facts=facts,
+        )
+        write = WRITERS[args.format]
+        written = write(args.out, table, embedded.windows)
+        log.info(
+            "%s: %s of %d dimensions",
+            written,
+            count_of(len(embedded.ids), "embedding"),
+            model.embed_dim,
+        )
+    num_rejected = len(embedded.rejected)
+    max_rejected = args.allow_rejected * embedded.total
+    if num_rejected > max_rejected or not embedded.ids:
+        raise ValueError(
+            f"{rejections}: {num_rejected} of {embedded.total} {embedded.unit} could not"
+            " be embedded; correct them, or leave them out"
+        )
+
+
+def embed_recordings(
+    args: Namespace, model: "SpeakerModel", files: Mapping[str, Path]
+) -> Embedded:
+    """Embed whole recordings, or each of their channels."""
     unit = "files"
     # Recordings of similar length are embedded together, so results are not in order.
     if args.channel == "each":
@@ -49,49 +112,55 @@ def main(arguments: Sequence[str]) -> None:
     else:
         paths = list(files.values())
         results = model.embed_each(paths, progress=True, channels=args.channel)
-    ids = list(files)
-    emb_of: dict[str, np.ndarray] = {}
+    result_of = dict(results)
+    ids: list[str] = []
+    embeddings: list[np.ndarray] = []
     rejected: dict[str, Rejection] = {}
-    for row, result in results:
-        name = ids[row]
+    for row, (name, path) in enumerate(files.items()):
+        result = result_of[row]
         if isinstance(result, Exception):
-            rejected[name] = (str(files[name]), str(result))
+            rejected[name] = (str(path), str(result))
         else:
-            emb_of[name] = result
+            ids.append(name)
+            embeddings.append(result)
+    return Embedded(ids, embeddings, None, rejected, len(files), unit)
 
-    # In the order of the files, unlike the results.
-    for name in ids:
-        if name in rejected:
-            _, reason = rejected[name]
-            sys.stderr.write(f"{one_line(reason)}\n")
-    # Embeddings of an earlier run must not lie beside a list that has their recordings.
-    if rejected:
-        remove_embeddings(args.out, args.format)
-    write_rejected(args.out.parent, rejected, name=rejected_file(args.out).name)
 
-    embedded_ids = [name for name in ids if name in emb_of]
-    if embedded_ids:
-        embeddings = [emb_of[name] for name in embedded_ids]
-        table = EmbeddingTable(
-            ids=embedded_ids,
-            emb_ND=np.stack(embeddings),
-            model_sha256=model.sha256,
-            facts={"precision": model.precision},
-        )
-        write = WRITERS[args.format]
-        written = write(args.out, table)
-        log.info(
-            "%s: %s of %d dimensions",
-            written,
-            count_of(len(embedded_ids), "embedding"),
-            model.embed_dim,
-        )
-    max_rejected = args.allow_rejected * len(ids)
-    if len(rejected) > max_rejected or not embedded_ids:
-        raise ValueError(
-            f"{rejected_file(args.out)}: {len(rejected)} of {len(ids)} {unit} could not be"
-            " embedded; correct them, or leave them out"
-        )
+def embed_windows(
+    args: Namespace, model: "SpeakerModel", files: Mapping[str, Path]
+) -> Embedded:
+    """Embed the windows of recordings, one recording after the other."""
+    ids: list[str] = []
+    embeddings: list[np.ndarray] = []
+    windows: list[Window] = []
+    rejected: dict[str, Rejection] = {}
+    is_single = len(files) == 1
+    for name, path in progress_bar(files.items(), unit="files", shown=not is_single):
+        try:
+            found: Any = model.embed_windows(
+                path,
+                window=args.window,
+                step=args.step,
+                channels=args.channel,
+                progress=is_single,
+            )
+        except (ValueError, OSError) as error:
+            rejected[name] = (str(path), str(error))
+            continue
+        # Of the recording or of each of its channels.
+        windows_of: dict[str, Windows] = {}
+        if args.channel == "each":
+            for number, windows_of_channel in enumerate(found, start=1):
+                windows_of[f"{name}-{number}"] = windows_of_channel
+        else:
+            windows_of[name] = found
+        for recording, (times_W2, emb_WD) in windows_of.items():
+            # By number, because windows can begin within the same millisecond.
+            for number, (start, end) in enumerate(times_W2.tolist(), start=1):
+                ids.append(f"{recording}-{number:06d}")
+                windows.append(Window(recording, start, end))
+            embeddings += list(emb_WD)
+    return Embedded(ids, embeddings, windows, rejected, len(files), "files")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -117,9 +186,20 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--allow-rejected SHARE", "share of files that may be unreadable", default=0.0
     )
+    options.add(
+        "--window SECONDS",
+        "embed windows of this length, which also have their times; ids are ID-000001, ...",
+        value_type=float,
+    )
+    options.add(
+        "--step SECONDS",
+        f"from one window to the next (default {STEP_SECONDS:g})",
+        value_type=float,
+    )
     options.add_channel("one embedding per channel, with the ids ID-1, ID-2, ...")
     options.add_model_options()
     args = options.parse_args(arguments)
+    check_windows(args)
     runtime = "onnx" if args.model.suffix == ".onnx" else "torch"
     if args.runtime not in (None, runtime):
         fix = "make one with `speakerlab export`"
@@ -144,6 +224,28 @@ def parse(arguments: Sequence[str]) -> Namespace:
             " choose another folder, or another --format"
         )
     return args
+
+
+def check_windows(args: Namespace) -> None:
+    """Raise ValueError for windows that no recording could have; set the default step."""
+    if args.window is None:
+        if args.step is not None:
+            raise ValueError("--step: is of windows; give --window SECONDS, too")
+        return
+    if args.step is None:
+        args.step = STEP_SECONDS
+    for option, seconds in (("--window", args.window), ("--step", args.step)):
+        # The comparison is also false for nan.
+        if not MIN_STEP_SECONDS <= seconds < math.inf:
+            raise ValueError(
+                f"{option}: must be at least {MIN_STEP_SECONDS:g} s, got {seconds:g};"
+                " correct it"
+            )
+    if args.step > args.window:
+        raise ValueError(
+            f"--step: windows of {args.window:g} s every {args.step:g} s leave gaps;"
+            " give a step of at most the window"
+        )
 
 
 def rejected_file(out: Path) -> Path:

@@ -201,15 +201,14 @@ def choose_windows(embedder: "Embedder", seconds: float | None) -> dict[str, flo
 
 def require_model(exp_dir: Path) -> None:
     """Raise FileNotFoundError, one line, if an experiment has no model yet."""
-    from speakerlab.checkpoints.catalogue import PREFIX
+    from speakerlab.checkpoints.hub import is_published
     from speakerlab.checkpoints.model_files import find_model
 
     try:
         find_model(exp_dir)
     except FileNotFoundError as error:
         # Another form of a model: the error says how to make a folder of it.
-        is_published = str(exp_dir).startswith(PREFIX)
-        if exp_dir.is_file() or is_published:
+        if exp_dir.is_file() or is_published(exp_dir):
             raise
         problem = "has no model" if exp_dir.exists() else "does not exist"
         command = f"speakerlab train --exp {exp_dir} --config YAML"

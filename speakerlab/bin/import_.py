@@ -1,4 +1,7 @@
-"""Import a checkpoint of 3D-Speaker or WeSpeaker, or a published model, as a model folder."""
+"""Import a checkpoint of 3D-Speaker or WeSpeaker, or a published model, as a model folder.
+
+A segmentation network of pyannote.audio is imported, too.
+"""
 
 import logging
 import sys
@@ -8,9 +11,11 @@ from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX, table
-from speakerlab.checkpoints.hub import local
+from speakerlab.checkpoints.hub import fetch_checkpoint, is_published, local
+from speakerlab.checkpoints.model_files import copy_model, weights_in
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
-from speakerlab.core.atomic import copy_files, file_sha256, replacing_folder
+from speakerlab.core.atomic import file_sha256, replacing_folder
+from speakerlab.core.huggingface import origin_of, page_of
 
 log = logging.getLogger(__name__)
 
@@ -20,29 +25,39 @@ def main(arguments: Sequence[str]) -> None:
     if args.list:
         sys.stdout.write(table())
         return
-    if str(args.checkpoint).startswith(PREFIX):
-        folder = import_from_hub(args.checkpoint, args.out, force=args.force)
-        sys.stdout.write(f"{folder}\n")
-        return
+    checkpoint = args.checkpoint
+    about: dict[str, str] = {}
+    if is_published(checkpoint):
+        other = None
+        if not str(checkpoint).startswith(PREFIX):
+            other = fetch_checkpoint(str(checkpoint))
+        if other is None:
+            refuse_options_of_files(args)
+            folder = import_from_hub(checkpoint, args.out, force=args.force)
+            sys.stdout.write(f"{folder}\n")
+            return
+        about = {"hub": origin_of(other) or "", "page": page_of(str(checkpoint))}
+        checkpoint = other
+        require_out(args)
 
     # The import loads torch, which `--help` does not need.
     from speakerlab.checkpoints.foreign import import_checkpoint
+    from speakerlab.checkpoints.published import Published
 
     published = import_checkpoint(
-        args.checkpoint,
+        checkpoint,
         args.out,
         config=args.model_config,
         frontend=args.frontend,
         speakers=args.speakers,
         pretrained=None if args.pretrained is None else str(args.pretrained),
+        about=about,
         force=args.force,
     )
-    log.info(
-        "%s: written, %d dimensions, sha256 %s",
-        args.out,
-        published.embedder.embed_dim,
-        published.sha256,
-    )
+    kind = "a segmentation network"
+    if isinstance(published, Published):
+        kind = f"{published.embedder.embed_dim} dimensions"
+    log.info("%s: written, %s, sha256 %s", args.out, kind, published.sha256)
 
 
 def import_from_hub(name: Path, out: Path | None, *, force: bool) -> Path:
@@ -59,22 +74,26 @@ def import_from_hub(name: Path, out: Path | None, *, force: bool) -> Path:
     if out is None:
         return folder
     if not force:
-        digest = file_sha256(folder / "embedder.safetensors")
-        refuse_loss(out, digest)
+        weights = weights_in(folder)
+        refuse_loss(out, file_sha256(folder / weights), weights)
     with replacing_folder(out) as fresh:
-        copy_files(folder, fresh)
+        copy_model(folder, fresh)
     return out
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("import", __doc__, builds_components=False)
     options.add(
-        "checkpoint FILE", "checkpoint, its folder or archive, or hub:NAME", nargs="?"
+        "checkpoint FILE",
+        "checkpoint, its folder or archive, hub:NAME or hf:owner/name",
+        nargs="?",
     )
     options.add(
         "--list", "list the names, training data and licences of all published models"
     )
-    options.add("--out DIR", "model folder to write (default for hub:NAME: the cache)")
+    options.add(
+        "--out DIR", "model folder to write (default for published models: the cache)"
+    )
     options.add("--force", "replace another model, or a calibrated one, in DIR")
     options.add(
         "--model-config FILE",
@@ -94,17 +113,29 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = options.parse_args(arguments)
     if args.checkpoint is None and not args.list:
         raise ValueError(
-            "import: no checkpoint given; give FILE or hub:NAME, or use --list"
+            "import: no checkpoint given; give FILE, hub:NAME or hf:owner/name, or use"
+            " --list"
         )
     # A published model may stay in the cache, without --out.
-    is_hub = str(args.checkpoint).startswith(PREFIX)
-    needs_out = not is_hub and not args.list
-    if args.out is None and needs_out:
+    if args.checkpoint is not None and not is_published(args.checkpoint):
+        require_out(args)
+    if args.force and args.out is None:
+        raise ValueError("--force: has no effect without --out; leave it out")
+    if str(args.checkpoint).startswith(PREFIX):
+        refuse_options_of_files(args)
+    return args
+
+
+def require_out(args: Namespace) -> None:
+    """Raise ValueError if there is no folder to write the imported model to."""
+    if args.out is None:
         raise ValueError(
             f"--out: missing; give the model folder to write from {args.checkpoint}"
         )
-    if args.force and args.out is None:
-        raise ValueError("--force: has no effect without --out; leave it out")
+
+
+def refuse_options_of_files(args: Namespace) -> None:
+    """Raise ValueError for options about a file of another toolkit."""
     # Published models come with their configuration, front end and head.
     options_of_files = {
         "--model-config": args.model_config,
@@ -113,8 +144,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
         "--pretrained": args.pretrained,
     }
     for option, value in options_of_files.items():
-        if is_hub and value is not None:
+        if value is not None:
             raise ValueError(
                 f"{option}: has no effect with {args.checkpoint}; leave it out"
             )
-    return args

@@ -55,7 +55,7 @@ FINAL_CODES = (
     process.EXIT_NUMERIC,
     process.EXIT_DIVERGED,
     process.EXIT_MEMORY,  # has an attempt of its own, with a smaller micro-batch
-    process.EXIT_SIGNAL + signal.SIGPIPE,  # nobody reads the output
+    process.EXIT_UNREAD,
     *[process.EXIT_SIGNAL + number for number in SIGNALS],
 )
 REMEDIES = {

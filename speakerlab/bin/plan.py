@@ -112,6 +112,18 @@ def load(args: Namespace) -> "Config":
     return load_config(layers, settings)
 
 
+def target_of(config: "Config", num_classes: int) -> str:
+    """Return what the model learns, for the first line."""
+    if config.objective is not None:
+        return config.objective.name
+    if config.task == "segmentation":
+        return "who speaks when"
+    if not config.has_head:
+        teachers = " and ".join(config.distil.teachers) or "a teacher"
+        return f"taught by {teachers}"
+    return count_of(num_classes, "class")
+
+
 def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
     """Print a line per card and format, with --gpu-mem also the parts; ValueError if none fits."""
     from speakerlab.config import build
@@ -120,12 +132,7 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     from speakerlab.training.batch_size import MemoryTooSmall
 
     num_classes = args.speakers * len(class_speeds(config))
-    target = count_of(num_classes, "class")
-    if config.objective is not None:
-        target = config.objective.name
-    elif not config.has_head:
-        teachers = " and ".join(config.distil.teachers) or "a teacher"
-        target = f"taught by {teachers}"
+    target = target_of(config, num_classes)
     unit, length = build.batch_unit(config)
     training = config.training
     print_wrapped(

@@ -118,7 +118,11 @@ def describe(size_K: np.ndarray, args: Namespace) -> list[str]:
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("pseudo-label", __doc__)
-    options.add("--model MODEL", "experiment, model folder or hub:NAME", required=True)
+    options.add(
+        "--model MODEL",
+        "experiment, model folder, hub:NAME or hf:owner/name",
+        required=True,
+    )
     options.add(
         "--data DIR", "checked data directory, with or without labels", required=True
     )

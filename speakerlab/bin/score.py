@@ -5,13 +5,13 @@ import math
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speakerlab.bin import extract
-from speakerlab.bin.command import choose_gpus, parser
+from speakerlab.bin.command import choose_gpus, json_line, parser
 from speakerlab.checkpoints import model_files
 from speakerlab.core import done
 from speakerlab.core.atomic import check_writable, locked
@@ -30,18 +30,28 @@ from speakerlab.experiments.report import write_report
 from speakerlab.experiments.trial_list import ListScores, TrialList, read_trial_list
 from speakerlab.scoring.chain import USUAL_TOP_N, Chain, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.metrics import P_TARGETS
+from speakerlab.scoring.metrics import P_TARGETS, error_rates
 from speakerlab.scoring.minima import TooFewError
-from speakerlab.scoring.score_files import write_scores
+from speakerlab.scoring.score_files import read_scores, write_scores
 
 log = logging.getLogger(__name__)
 RECORD = "scores/.scored"  # in the experiment: the inputs of the last scoring
 # Options outside the record: they change no result, or the record has the digests of their files.
-NOT_RECORDED = ("exp", "force", "trials", "plugins", "gpus")
+NOT_RECORDED = (
+    "exp",
+    "force",
+    "trials",
+    "plugins",
+    "gpus",
+    "json",
+    "far",
+    "threshold",
+)
 
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
+    check_far(args)
     treatments = read_treatments(args.durations, args.codecs)
     inputs = inputs_of(args)
     if not args.force and is_scored(args, inputs, treatments):
@@ -84,7 +94,7 @@ def is_scored(
     rows = results.read_rows(args.exp / "results.json")
     # The file may also have identification rows of `speakerlab classify`.
     verification_rows = [row for row in rows if row.get("task") is None]
-    print_tables(args, verification_rows, treatments)
+    print_results(args, verification_rows, treatments)
     log.info(
         "%s: already scored with these inputs, kept (--force scores again)", args.exp
     )
@@ -164,10 +174,8 @@ def score(
     written = ["../report.html"]
     for listed in lists:
         path = listed.path
-        if args.enrol_exp is not None:
-            # Under this name, it does not replace the result of the same list with one model.
-            name = f"{listed.name}, enrolled by {args.enrol_exp.name}"
-            listed = replace(listed, name=name)
+        # Under this name, it does not replace the result of the same list with one model.
+        listed = replace(listed, name=name_of_result(listed.name, args.enrol_exp))
         notes += notes_of_short_utterances(listed, treatments)
         list_rows, list_scores, skipped = evaluate(
             system,
@@ -192,7 +200,7 @@ def score(
     for line in notes:
         log.warning("%s", line)
     write_report(args.exp, scores, rows, notes=notes, reference=args.reference)
-    print_tables(args, rows, treatments)
+    print_results(args, rows, treatments)
     log.info("%s: wrote results.json and report.html", args.exp)
     return written
 
@@ -220,22 +228,120 @@ def scores_file(trials: Path, back_end: str, enrol_exp_dir: Path | None) -> str:
     return f"{name}.txt"
 
 
-def print_tables(
+def name_of_result(list_name: str, enrol_exp_dir: Path | None) -> str:
+    """Return the name under which results.json has the results of a list."""
+    if enrol_exp_dir is None:
+        return list_name
+    return f"{list_name}, enrolled by {enrol_exp_dir.name}"
+
+
+def print_results(
     args: Namespace,
     rows: Sequence[results.Row],
     treatments: Sequence[Treatment],
 ) -> None:
-    """Print the results of the experiment's model, also by treatment of the test side."""
+    """Print the results of the experiment's model; rates at a threshold if one was asked for."""
     # results.json keeps the rows of an earlier model of the experiment.
     sha256 = model_files.read_card(args.exp)["sha256"]
     model_rows = [row for row in rows if row["model_sha256"] == sha256]
+    decides = args.far is not None or args.threshold is not None
+    if not args.json:
+        print_tables(model_rows, treatments)
+        if decides:
+            table = format_decisions(args, model_rows)
+            sys.stdout.write(f"\n{table}\n")
+        return
+    for row, path in asked_rows(args, model_rows):
+        fields = dict(row)
+        if decides:
+            fields["decision"] = decide(args, row, path)
+        sys.stdout.write(json_line(fields))
+
+
+def asked_rows(
+    args: Namespace, rows: Sequence[results.Row]
+) -> Iterator[tuple[results.Row, Path]]:
+    """Yield the rows of the lists and back ends of the command, and the path of each list."""
+    for path in args.trials:
+        list_name = f"{path.parent.name}/{path.name}"
+        name = name_of_result(list_name, args.enrol_exp)
+        for row in rows:
+            # Behind a comma are the options of the back end.
+            back_end, _, _ = row["backend"].partition(",")
+            # Another name of the system is that of a folder that was renamed or copied.
+            is_asked = (row["trials"], row["system"]) == (name, args.exp.name)
+            if is_asked and back_end in args.backend:
+                yield row, path
+
+
+def decide(
+    args: Namespace, row: results.Row, trials: Path
+) -> dict[str, float | None] | None:
+    """Return the error rates of a row's scores at the threshold of --threshold or --far.
+
+    None for --far where the scores are not plain cosine, of which the model's calibration is.
+    """
+    threshold = args.threshold
+    if threshold is None:
+        calibration = model_files.read_calibration(model_files.find_model(args.exp))
+        if row["backend"] != "cosine" or calibration is None:
+            return None
+        threshold = calibration.threshold_at(args.far)
+    listed = read_trial_list(trials).trials
+    file = scores_file(trials, row["backend"], args.enrol_exp)
+    scores_N = read_scores(args.exp / "scores" / file, listed)
+    p_miss, p_fa = error_rates(scores_N, listed.is_target_N, threshold=threshold)
+    return {"threshold": threshold, "far": args.far, "p_miss": p_miss, "p_fa": p_fa}
+
+
+def format_decisions(args: Namespace, rows: Sequence[results.Row]) -> str:
+    """Format the error rates at the threshold of --threshold or --far as text."""
+    lines = [["trials", "back end", "threshold", "misses %", "false alarms %"]]
+    for row, path in asked_rows(args, rows):
+        rates = decide(args, row, path)
+        if rates is not None:
+            lines.append(
+                [
+                    row["trials"],
+                    row["backend"],
+                    f"{rates['threshold']:.6f}",
+                    results.percent(rates["p_miss"]),
+                    results.percent(rates["p_fa"]),
+                ]
+            )
+    return results.aligned(lines, num_left=2, width=results.terminal_width())
+
+
+def check_far(args: Namespace) -> None:
+    """Raise ValueError if there is no threshold for the rate of --far."""
+    if args.far is None:
+        return
+    calibration = model_files.read_calibration(model_files.find_model(args.exp))
+    reason = None
+    if calibration is None:
+        reason = "the model has no calibration"
+    elif args.enrol_exp is not None:
+        reason = "the calibration is of scores of one model"
+    elif "cosine" not in args.backend:
+        reason = "the calibration is of the back end cosine"
+    if calibration is None or reason is not None:
+        raise ValueError(
+            f"--far: {reason}; give --threshold SCORE, or use `speakerlab compare --far`"
+            " for the list's own threshold"
+        )
+    # An error if the calibration has no threshold for this rate.
+    calibration.threshold_at(args.far)
+
+
+def print_tables(rows: Sequence[results.Row], treatments: Sequence[Treatment]) -> None:
+    """Print the results of lists, also by treatment of the test side."""
     # In a file or a pipe, every row is one line.
     width = results.terminal_width()
-    table = results.format_table(model_rows, width)
+    table = results.format_table(rows, width)
     sys.stdout.write(f"{table}\n")
     conditions = {treatment.condition for treatment in treatments}
     if conditions:
-        table = results.format_conditions(model_rows, conditions, width)
+        table = results.format_conditions(rows, conditions, width)
         sys.stdout.write(f"\n{table}\n")
 
 
@@ -281,6 +387,19 @@ def parse(arguments: Sequence[str]) -> Namespace:
     )
     priors = "target priors of minDCF (default 0.01 0.05)"
     options.add("--p-target P", priors, nargs="+", default=P_TARGETS)
+    point = options.add_mutually_exclusive_group()
+    options.add(
+        "--far RATE",
+        "show the error rates at the model's threshold for this false-alarm rate",
+        group=point,
+    )
+    options.add(
+        "--threshold SCORE",
+        "show the error rates at this score",
+        value_type=float,
+        group=point,
+    )
+    options.add_json("list and back end")
     options.add_treatments("condition of the results: test side")
     options.add("--force", "score again what was scored with the same inputs")
     options.add(
@@ -292,6 +411,10 @@ def parse(arguments: Sequence[str]) -> Namespace:
     choose_gpus(args.gpus)
     args.trials = each_once("--trials", args.trials)
     args.backend = each_once("--backend", args.backend)
+    if args.threshold is not None and not math.isfinite(args.threshold):
+        raise ValueError(
+            f"--threshold: must be a finite score, got {args.threshold:g}; correct it"
+        )
     for prior in args.p_target:
         if not 0 < prior < 1:
             raise ValueError(

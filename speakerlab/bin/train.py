@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints.hub import local
-from speakerlab.checkpoints.model_files import find_model
+from speakerlab.checkpoints.model_files import (
+    EMBEDDER,
+    SEGMENTER,
+    find_model,
+    has_segmenter,
+)
 from speakerlab.core import process
 from speakerlab.training.group import Group, find_group
 
@@ -72,8 +77,9 @@ def parse(arguments: Sequence[str]) -> Namespace:
         "files, or names in conf/ such as eres2net; a later one overrides earlier ones"
     )
     options.add("--config YAML", config, nargs="+", required=True)
-    options.add("--init MODEL", "start from this experiment, model folder or hub:NAME")
-    teachers = "learn from this experiment, model folder, hub:NAME or .onnx file"
+    initial = "start from this experiment, model folder, hub:NAME or hf:owner/name"
+    options.add("--init MODEL", initial)
+    teachers = "learn from this experiment, model folder, hub:NAME, hf:owner/name or .onnx file"
     options.add("--teacher MODEL", f"{teachers} (task distil)", nargs="+")
     options.add_settings(
         "change settings; they override all files, e.g. training.lr=0.1"
@@ -136,7 +142,8 @@ def find_initial(model: Path) -> Path:
     """Return the folder of --init, downloaded if it is a published model."""
     folder = local(model)
     try:
-        find_model(folder)
+        # Whether it fits the task is checked with the configuration.
+        find_model(folder, SEGMENTER if has_segmenter(folder) else EMBEDDER)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"--init: {error}") from None
     return folder

@@ -4,7 +4,10 @@
 repository describes their training data and has a licence for its code only. WeSpeaker lists its
 models in docs/pretrained.md and wespeaker/cli/hub.py; each model has the licence of its data set
 (VoxBlink2's licence is in the repository of that data set). WeSpeaker's copies of 3D-Speaker's
-models take 3D-Speaker's features. To add a model: a row in catalogue.tsv.
+models take 3D-Speaker's features. The authors of ReDimNet2 (README.md of PalabraAI/redimnet2 at
+ffe8f27) and of w2v-BERT 2.0 for speaker verification (README.md and License.md of
+ZXHY-82/w2v-BERT-2.0_SV at 98ff0e2) state one licence for code and models. No publisher states
+digests. To add a model: a row in catalogue.tsv.
 """
 
 import csv
@@ -27,11 +30,15 @@ class HubModel:
 
     name: str
     short_name: str
-    path: str  # on a mirror: `models/ID/resolve/REVISION/FILE` or `wespeaker/ARCHIVE`
+    # On a mirror: `models/ID/resolve/REVISION/FILE` of ModelScope, `wespeaker/ARCHIVE`, or
+    # `github/` or `huggingface/` and the path there.
+    path: str
     frontend: Toolkit
     training_data: str
     licence: str
     page: str
+    # `hf:owner/name`, whose description the import needs; "" for most models.
+    pretrained: str
 
     @property
     def file(self) -> str:

@@ -15,10 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, opened, read_tensors
+from speakerlab.checkpoints.foreign_files import (
+    WESPEAKER_NAME,
+    Checkpoint,
+    opened,
+    read_tensors,
+)
 from speakerlab.checkpoints.over_pretrained import kind_of, translate
 from speakerlab.checkpoints.published import (
     Published,
+    PublishedSegmenter,
     load_published,
     publish,
     refuse_other_folder,
@@ -30,6 +36,7 @@ from speakerlab.checkpoints.recognise import (
     complete_args,
     recognise,
 )
+from speakerlab.checkpoints.segmenters import import_segmenter, is_segmenter
 from speakerlab.checkpoints.toolkit_config import (
     TITLES,
     ForeignConfig,
@@ -67,7 +74,7 @@ def import_checkpoint(
     pretrained: str | None = None,
     about: Mapping[str, str] | None = None,
     force: bool = False,
-) -> Published:
+) -> Published | PublishedSegmenter:
     """Import a checkpoint as the model folder `out`.
 
     config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: the toolkit
@@ -79,110 +86,145 @@ def import_checkpoint(
     """
     refuse_other_folder(out)
     with opened(path) as checkpoint:
-        file = checkpoint.file
-        config_file = config or checkpoint.config
-        foreign = _read_toolkit_config(config_file)
-        tensors = read_tensors(file)
-
-        head_CD = tensors.get(f"{PROJECTION}weight")
-        kind = kind_of(tensors, foreign)
-        if kind is not None:
-            return _import_over_pretrained(
-                kind,
-                path,
-                out,
-                tensors,
-                foreign,
-                pretrained=pretrained,
-                about=about or {},
-                force=force,
-            )
-
-        # Recognise the architecture by the tensors of the backbone alone.
-        backbone: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            if not name.startswith(PROJECTION):
-                backbone[name] = tensor
-        shapes = _shapes_of(backbone)
-        feat_dim = foreign.feat_dim
-        mel_shape = shapes.get(MELS)
-        if mel_shape:
-            feat_dim = mel_shape[0]
-        toolkits = _possible_toolkits(
-            foreign,
-            frontend,
-            file,
-            has_projection=len(backbone) < len(tensors),
-        )
-        recognised = recognise(
-            shapes,
-            toolkits=toolkits,
-            pooling=foreign.pooling,
-            feat_dim=feat_dim,
-            where=str(path),
-        )
-        if frontend is None and foreign.toolkit is None:
-            _warn_of_doubt(recognised, path, checkpoint.other_config)
-
-        # No tensor shows the features, except in files of ReDimNet2's authors.
-        toolkit = recognised.row.toolkit
-        title = recognised.row.title()
-        folder = file.absolute().parent
-        features = frontend or frontend_of(toolkit, folder=folder)
-        fbank_name = "tfmel" if MELS in backbone else features
-        fbank = foreign.frontend(fbank_name)
-        our_config = _our_config(
-            recognised,
-            foreign,
-            frontend={**fbank, "num_mel_bins": feat_dim},
-            origin={"": str(config_file or path)},
-        )
-        embedder = build_embedder(our_config)
-        foreign.check_size(embedder.embed_dim)
-        # Tensors of the checkpoint that have no part in the embedding are left out.
-        state: dict[str, Tensor] = {}
-        for name, published_name in recognised.names.items():
-            state[name] = backbone[published_name]
-        # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
-        missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
-        assert not unexpected, unexpected
-        for name in missing:
-            assert name.endswith(COUNTER), missing
-
-        # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
-        if checkpoint.classifier is not None:
-            head_CD = read_tensors(checkpoint.classifier).get("weight")
-        head_state, classes = _head_of(our_config, embedder, foreign, head_CD, speakers)
-        head = "no head (see --speakers)"
-        if head_state:
-            head = f"head of {count_of(len(classes), 'speaker')}"
-        log.info(
-            "%s: %s, features of %s, %s",
-            file.name,
-            title,
-            TITLES[features],
-            head,
-        )
-
-        # The digest identifies the user's file: the archive, not a file in it.
-        source_file = path if path.is_file() else file
-        source = {
-            "toolkit": toolkit,
-            "file": path.name,
-            "sha256": file_sha256(source_file),
-            "architecture": title,
-            "features": features,
-            **(about or {}),
-        }
-        publish(
+        tensors = read_tensors(checkpoint.file)
+        # The config.yaml beside such a network is of pyannote.audio.
+        if is_segmenter(tensors):
+            if any((config, frontend, speakers, pretrained)):
+                raise ValueError(
+                    f"{path}: is a segmentation network, whose tensors say all; leave out"
+                    " --model-config, --frontend, --speakers and --pretrained"
+                )
+            return import_segmenter(path, out, tensors, about=about or {}, force=force)
+        return _import_embedder(
+            checkpoint,
+            tensors,
+            path,
             out,
-            embedder=embedder,
-            config=our_config,
-            facts={"source": source},
-            head=head_state,
-            speakers=classes,
+            config_file=config or checkpoint.config,
+            frontend=frontend,
+            speakers=speakers,
+            pretrained=pretrained,
+            about=about or {},
             force=force,
         )
+
+
+def _import_embedder(
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    out: Path,
+    *,
+    config_file: Path | None,
+    frontend: Toolkit | None,
+    speakers: Path | None,
+    pretrained: str | None,
+    about: Mapping[str, str],
+    force: bool,
+) -> Published:
+    """Import the tensors of an embedder; the arguments are those of `import_checkpoint`."""
+    file = checkpoint.file
+    foreign = _read_toolkit_config(config_file)
+
+    head_CD = tensors.get(f"{PROJECTION}weight")
+    kind = kind_of(tensors, foreign)
+    if kind is not None:
+        return _import_over_pretrained(
+            kind,
+            path,
+            out,
+            tensors,
+            foreign,
+            pretrained=pretrained,
+            about=about,
+            force=force,
+        )
+
+    # Recognise the architecture by the tensors of the backbone alone.
+    backbone: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(PROJECTION):
+            backbone[name] = tensor
+    shapes = _shapes_of(backbone)
+    feat_dim = foreign.feat_dim
+    mel_shape = shapes.get(MELS)
+    if mel_shape:
+        feat_dim = mel_shape[0]
+    toolkits = _possible_toolkits(
+        foreign,
+        frontend,
+        file,
+        has_projection=len(backbone) < len(tensors),
+    )
+    recognised = recognise(
+        shapes,
+        toolkits=toolkits,
+        pooling=foreign.pooling,
+        feat_dim=feat_dim,
+        where=str(path),
+    )
+    if frontend is None and foreign.toolkit is None:
+        _warn_of_doubt(recognised, path, checkpoint.other_config)
+
+    # No tensor shows the features, except in files of ReDimNet2's authors.
+    toolkit = recognised.row.toolkit
+    title = recognised.row.title()
+    folder = file.absolute().parent
+    features = frontend or frontend_of(toolkit, folder=folder)
+    fbank_name = "tfmel" if MELS in backbone else features
+    fbank = foreign.frontend(fbank_name)
+    our_config = _our_config(
+        recognised,
+        foreign,
+        frontend={**fbank, "num_mel_bins": feat_dim},
+        origin={"": str(config_file or path)},
+    )
+    embedder = build_embedder(our_config)
+    foreign.check_size(embedder.embed_dim)
+    # Tensors of the checkpoint that have no part in the embedding are left out.
+    state: dict[str, Tensor] = {}
+    for name, published_name in recognised.names.items():
+        state[name] = backbone[published_name]
+    # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
+    missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+    assert not unexpected, unexpected
+    for name in missing:
+        assert name.endswith(COUNTER), missing
+
+    # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
+    if checkpoint.classifier is not None:
+        head_CD = read_tensors(checkpoint.classifier).get("weight")
+    head_state, classes = _head_of(our_config, embedder, foreign, head_CD, speakers)
+    head = "no head (see --speakers)"
+    if head_state:
+        head = f"head of {count_of(len(classes), 'speaker')}"
+    log.info(
+        "%s: %s, features of %s, %s",
+        file.name,
+        title,
+        TITLES[features],
+        head,
+    )
+
+    # The digest identifies the user's file: the archive, not a file in it.
+    source_file = path if path.is_file() else file
+    source = {
+        "toolkit": toolkit,
+        "file": path.name,
+        "sha256": file_sha256(source_file),
+        "architecture": title,
+        "features": features,
+        **about,
+    }
+    publish(
+        out,
+        embedder=embedder,
+        config=our_config,
+        facts={"source": source},
+        head=head_state,
+        speakers=classes,
+        force=force,
+    )
     return load_published(out)
 
 

@@ -43,6 +43,25 @@ PREFIXES = (
     "speaker_encoder.",
     "embedding_model.",
 )
+
+
+class _LeftOut:
+    """In place of an object beside the tensors that nothing is read from."""
+
+    def __init__(self, *args: Any) -> None:
+        """Take and forget what the object was made of."""
+
+
+# Objects that pyannote.audio puts beside the tensors of a network: their classes are not imported.
+LEFT_OUT: list[Any] = [
+    (_LeftOut, name)
+    for name in (
+        "torch.torch_version.TorchVersion",
+        "pyannote.audio.core.task.Problem",
+        "pyannote.audio.core.task.Resolution",
+        "pyannote.audio.core.task.Specifications",
+    )
+]
 # Files that SpeechBrain writes beside `embedding_model.ckpt`, whose name 3D-Speaker uses too.
 OF_SPEECHBRAIN = ("hyperparams.yaml", "mean_var_norm_emb.ckpt")
 SHARD = re.compile(r".*-\d{5}-of-\d{5}\..*")  # one of several files of a large model
@@ -235,7 +254,10 @@ def _load_pickled(path: Path) -> Any:
     # `weights_only`: an ordinary pickle runs code while it is loaded. The warnings are about the
     # formats of old versions of torch, which a user cannot change.
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals(LEFT_OUT),
+        ):
             warnings.simplefilter("ignore")
             return torch.load(
                 path,

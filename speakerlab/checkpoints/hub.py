@@ -1,10 +1,14 @@
-"""Published models by name. In: `hub:NAME` or `hub:NAME@sha256:HEX`. Out: a folder in the cache.
+"""Published models by name: in a cache, downloaded at their first use.
 
-The cache is $SPEAKERLAB_CACHE or `~/.cache/speakerlab`; $SPEAKERLAB_HUB is the address of a mirror.
-On a machine without network, put the publisher's file into the model's folder in the cache.
-A file must have the digest that the user pinned or, without a pin, the digest of the first file of
-that name (`hub.json` in the cache); any other file is refused unopened. No publisher provides
-digests.
+In: `hub:NAME`, `hub:NAME@sha256:HEX`, or `hf:owner/name@REVISION`. Out: a model folder.
+
+`hf:` are model folders that `speakerlab publish` uploaded; see core/huggingface.py. `hub:` are
+models of other toolkits, listed in the catalogue and imported at their first use, without any
+other package. Their cache is $SPEAKERLAB_CACHE or `~/.cache/speakerlab`; $SPEAKERLAB_HUB is the
+address of a mirror. On a machine without network, put the publisher's file into the model's folder
+in the cache. A file must have the digest that the user pinned or, without a pin, the digest of the
+first file of that name (`hub.json` in the cache); any other file is refused unopened. No publisher
+provides digests.
 """
 
 import http.client
@@ -16,7 +20,8 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from pathlib import Path
+from collections.abc import Collection
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -27,25 +32,152 @@ from speakerlab.checkpoints.catalogue import (
     HubModel,
     known_name,
 )
-from speakerlab.checkpoints.model_files import read_source
+from speakerlab.checkpoints.model_files import (
+    EMBEDDER,
+    FILES,
+    SEGMENTER,
+    read_card,
+    read_source,
+)
+from speakerlab.core import huggingface
 from speakerlab.core.atomic import alone, file_sha256, write_json
-from speakerlab.core.reading import read_json
+from speakerlab.core.reading import keys, read_json
 
 log = logging.getLogger(__name__)
 PIN = "@sha256:"
 LOCK = "hub.json"  # in the cache: name -> digest of the first file
 TIMEOUT_SECONDS = 60.0
+FILES_OF_NEW_REPOSITORIES = {".gitattributes", "README.md", "LICENSE"}
+# In a repository of huggingface.co: checkpoints of WeSpeaker, 3D-Speaker and SpeechBrain, and the
+# configurations that tell whose they are.
+CHECKPOINTS = {"avg_model.pt", "embedding_model.ckpt"}
+CONFIGURATIONS = ("config.yaml", "hyperparams.yaml")
 WESPEAKER_INDEX = (
     "https://modelscope.cn/api/v1/datasets/wenet/wespeaker_pretrained_models/oss/tree"
 )
 
 
+def is_published(model: str | Path) -> bool:
+    """Return whether this is the name of a published model, and not a path."""
+    return str(model).startswith((PREFIX, huggingface.PREFIX))
+
+
 def local(model: str | Path) -> Path:
-    """Return the folder of a `hub:` name; return any other path unchanged."""
-    name = str(model)
+    """Return the folder of a `hub:` or `hf:` name; return any other path unchanged."""
+    # A path of Windows has turned the slash of hf:owner/name around.
+    name = model.as_posix() if isinstance(model, PurePath) else model
     if name.startswith(PREFIX):
         return fetch(name)
+    if name.startswith(huggingface.PREFIX):
+        return fetch_repository(name)
     return Path(model)
+
+
+def fetch_repository(name: str) -> Path:
+    """Return the model folder of `hf:owner/name`; ValueError if the repository holds none."""
+    # Nothing else of the repository, such as a pickle, is downloaded.
+    folder = huggingface.fetch(name, FILES)
+    missing = [file for file in FILES[:2] if not (folder / file).exists()]
+    if not any((folder / weights).exists() for weights in (EMBEDDER, SEGMENTER)):
+        missing.append(EMBEDDER)
+    if missing:
+        fix = "give the repository of a model that `speakerlab publish` has uploaded"
+        if _lists_checkpoint(name):
+            fix = (
+                f"it holds a checkpoint of another toolkit: `speakerlab import {name}"
+                " --out DIR` converts it, and DIR is a model"
+            )
+        raise ValueError(
+            f"{name}: is no model of speakerlab ({', '.join(missing)} missing); {fix}"
+        )
+    return folder
+
+
+def _lists_checkpoint(name: str) -> bool:
+    """Return whether a repository holds a checkpoint that `speakerlab import` may know."""
+    repository = huggingface.parse(name)
+    api = huggingface.api_of(name)
+    with huggingface.one_line(name, "listed"):
+        files = api.list_repo_files(repository.name, revision=repository.revision)
+    return not CHECKPOINTS.isdisjoint(files)
+
+
+def fetch_checkpoint(name: str) -> Path | None:
+    """Return the folder with the checkpoint of another toolkit in `hf:owner/name`.
+
+    None for a repository that holds a model of speakerlab, or neither.
+    """
+    folder = huggingface.fetch(name, ["card.json", *CHECKPOINTS, *CONFIGURATIONS])
+    has_checkpoint = any((folder / file).exists() for file in CHECKPOINTS)
+    if has_checkpoint and not (folder / "card.json").exists():
+        return folder
+    return None
+
+
+def upload(
+    folder: Path, model: str, *, branch: str | None, private: bool, force: bool
+) -> str:
+    """Upload a model folder as one commit; return `hf:owner/name@COMMIT`.
+
+    The repository and the branch are made if they do not exist. force: also replace another model.
+    Raises ValueError, one line, if the repository holds something else, or for errors of the hub.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    name = huggingface.parse(model).name
+    api = huggingface.api_of(model)
+    with huggingface.one_line(model, "published"):
+        api.create_repo(name, private=private or None, exist_ok=True)
+        if branch is not None:
+            api.create_branch(name, branch=branch, exist_ok=True)
+        present = api.model_info(name, revision=branch)
+    if private and not present.private:
+        raise ValueError(
+            f"{model}: exists and is public; make it private on"
+            f" {huggingface.page_of(model)}/settings, or leave --private out"
+        )
+    files = {sibling.rfilename for sibling in present.siblings or ()}
+    pinned = f"{huggingface.PREFIX}{name}@{present.sha}"
+    digest = _remote_sha256(pinned, files)
+    ours = read_card(folder)["sha256"]
+    if digest not in (None, ours) and not force:
+        raise ValueError(f"{model}: holds another model; use --force to replace it")
+
+    uploaded = sorted(path.name for path in folder.iterdir())
+    operations: list[Any] = []
+    for file in uploaded:
+        content = str(folder / file)
+        operations.append(CommitOperationAdd(file, content))
+    # Such as the calibration of an earlier model.
+    for file in sorted(files & set(FILES) - set(uploaded)):
+        operations.append(CommitOperationDelete(file))
+    with huggingface.one_line(model, "published"):
+        commit = api.create_commit(
+            name,
+            operations,
+            commit_message=f"Publish the model with sha256 {ours[:12]}",
+            revision=branch,
+            # Refused if another publication came in between.
+            parent_commit=present.sha,
+        )
+    return f"{huggingface.PREFIX}{name}@{commit.oid}"
+
+
+def _remote_sha256(pinned: str, files: Collection[str]) -> str | None:
+    """Return the digest of the model in a repository, None for a new one.
+
+    Raises ValueError for a repository of something else.
+    """
+    if "card.json" in files:
+        folder = huggingface.fetch(pinned, ["card.json"])
+        return str(read_json(folder / "card.json", like=keys(sha256=str))["sha256"])
+    others = sorted(set(files) - FILES_OF_NEW_REPOSITORIES)
+    if others:
+        raise ValueError(
+            f"{pinned}: holds files that are no model of speakerlab"
+            f" ({', '.join(others[:3])}); choose another name"
+        )
+    return None
 
 
 def fetch(name: str) -> Path:
@@ -126,6 +258,7 @@ def _import(name: str, cache: Path, pinned: str) -> None:
             file,
             imported,
             frontend=model.frontend,
+            pretrained=model.pretrained or None,
             about=about,
         )
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -171,9 +304,16 @@ def download(address: str, file: Path, *, otherwise: Path) -> None:
 def _address(model: HubModel, by_hand: Path) -> str:
     """Return where the file is: on the mirror, or at its publisher."""
     mirror = os.environ.get("SPEAKERLAB_HUB")
-    if mirror or not model.path.startswith("wespeaker/"):
-        host = (mirror or MODELSCOPE).rstrip("/")
-        return f"{host}/{quote(model.path)}"
+    if mirror:
+        return f"{mirror.rstrip('/')}/{quote(model.path)}"
+    host, _, path = model.path.partition("/")
+    if host == "github":
+        return f"https://github.com/{quote(path)}"
+    if host == "huggingface":
+        endpoint = os.environ.get("HF_ENDPOINT") or huggingface.WEBSITE
+        return f"{endpoint.rstrip('/')}/{quote(path)}"
+    if host == "models":
+        return f"{MODELSCOPE}{quote(model.path)}"
 
     # WeSpeaker's files have no fixed address; its index lists the current addresses.
     with tempfile.TemporaryDirectory() as scratch:

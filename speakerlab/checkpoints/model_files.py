@@ -3,14 +3,15 @@
 In: the path of an experiment or of a model folder. Out: paths and plain values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from speakerlab.checkpoints.catalogue import PREFIX, near_miss
 from speakerlab.config.layers import flatten, merge_layers
-from speakerlab.core.atomic import write_json
+from speakerlab.core import huggingface
+from speakerlab.core.atomic import copy_files, write_json
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
@@ -18,8 +19,22 @@ from speakerlab.scoring.calibration import Calibration
 # The first bytes of a pointer of Git LFS, and of web pages in lower case.
 GIT_LFS = b"version https://git-lfs.github.com/spec/"
 PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")
+# The weights of a model folder: of an embedder, or of a segmentation network.
+EMBEDDER = "embedder.safetensors"
+SEGMENTER = "segmenter.safetensors"
 CALIBRATION = "calibration.json"
 TUNING = "diarization.json"
+# All files of model folders; the first two are in each of them.
+FILES = (
+    "config.yaml",
+    "card.json",
+    EMBEDDER,
+    SEGMENTER,
+    "head.safetensors",
+    "speakers.txt",
+    CALIBRATION,
+    TUNING,
+)
 # Keys that a config.yaml needs to be read without building the model.
 SETTINGS = {
     "model.name": str,
@@ -41,6 +56,7 @@ CARD = keys(
         "train_languages": list[str],
         "space": str | None,
         "teachers": list[dict[str, Any]],
+        "licence": str,
     },
     sha256=str,
     embed_dim=int,
@@ -48,13 +64,28 @@ CARD = keys(
 )
 
 
-def find_model(path: Path) -> Path:
+# The card of a segmentation network.
+SEGMENTER_CARD = keys(
+    {"train_sha256": str, "source": dict[str, Any] | None, "licence": str},
+    sha256=str,
+    parameters=int,
+)
+
+
+def weights_name(task: str) -> str:
+    """Return the name of the file with the weights that a task publishes."""
+    return SEGMENTER if task == "segmentation" else EMBEDDER
+
+
+def find_model(path: Path, weights: str = EMBEDDER) -> Path:
     """Return the model folder: the path itself, or `model/` inside an experiment.
 
-    Raises FileNotFoundError if there is none, or if a file that every model has is missing.
+    weights: EMBEDDER or SEGMENTER, the kind of model. Raises FileNotFoundError if there is none, or
+    if a file that every model has is missing, and ValueError for a model of the other kind.
     """
     for folder in (path, path / "model"):
-        if not (folder / "embedder.safetensors").exists():
+        if not (folder / weights).exists():
+            _refuse_other_kind(folder, weights)
             continue
         for name in ("config.yaml", "card.json"):
             if not (folder / name).exists():
@@ -64,7 +95,7 @@ def find_model(path: Path) -> Path:
         return folder
 
     # Find the likeliest mistake, for the message.
-    problem = "is a file" if path.is_file() else "has no embedder.safetensors"
+    problem = "is a file" if path.is_file() else f"has no {weights}"
     fix = (
         "give an experiment or a model folder: `speakerlab train` writes one, and "
         "`speakerlab import` converts a checkpoint"
@@ -81,7 +112,7 @@ def find_model(path: Path) -> Path:
             " `speakerlab embed`, `verify`, `enroll`, `identify` and `diarize` take"
             " .onnx files"
         )
-    if str(path).startswith(PREFIX):
+    if str(path).startswith((PREFIX, huggingface.PREFIX)):
         problem = "is not a folder"
         fix = (
             f"run `speakerlab import {path} --out DIR`, and give this folder to the"
@@ -92,6 +123,25 @@ def find_model(path: Path) -> Path:
         # The user may have left out "hub:".
         fix = near_miss(str(path)) or fix
     raise FileNotFoundError(f"{path}: {problem}; {fix}")
+
+
+def has_segmenter(path: Path) -> bool:
+    """Return whether a model folder or an experiment has a segmentation network."""
+    return any((folder / SEGMENTER).exists() for folder in (path, path / "model"))
+
+
+def _refuse_other_kind(folder: Path, weights: str) -> None:
+    """Raise ValueError if a folder has a model of the other kind."""
+    if weights == EMBEDDER and (folder / SEGMENTER).exists():
+        raise ValueError(
+            f"{folder}: is a segmentation model, which embeds no speakers; give it to"
+            " `speakerlab diarize --segmentation`"
+        )
+    if weights == SEGMENTER and (folder / EMBEDDER).exists():
+        raise ValueError(
+            f"{folder}: is a model of speaker embeddings, not of segmentation; give one"
+            " that was trained with task segmentation"
+        )
 
 
 def refuse_substitute(path: Path) -> None:
@@ -116,18 +166,46 @@ def refuse_substitute(path: Path) -> None:
         raise ValueError(f"{path}: is empty; copy or download it again")
 
 
-def read_card(path: Path) -> dict[str, Any]:
-    """Read the facts about a model, its sha256 among them."""
-    file = find_model(path) / "card.json"
-    return read_json(file, like=CARD)
+def read_card(path: Path, weights: str = EMBEDDER) -> dict[str, Any]:
+    """Read the facts about a model of a kind, its sha256 among them."""
+    file = find_model(path, weights) / "card.json"
+    return read_json(file, like=CARD if weights == EMBEDDER else SEGMENTER_CARD)
 
 
-def read_source(path: Path) -> dict[str, Any] | None:
-    """Read the origin of an imported model or a model fine-tuned from one; None for others."""
+def read_source(path: Path, weights: str = EMBEDDER) -> dict[str, Any] | None:
+    """Read the origin of an imported model or a model fine-tuned from one; None for others.
+
+    A model in the cache of huggingface.co has an origin, too: its page and commit.
+    """
     # A fine-tuned model inherits features and licence from its initial model.
-    card = read_card(path)
-    source = card.get("source")
-    return source or card.get("init_source")
+    card = read_card(path, weights)
+    source: dict[str, Any] | None = card.get("source") or card.get("init_source")
+    origin = huggingface.origin_of(find_model(path, weights))
+    if origin is None:
+        return source
+    facts = {"hub": origin, "page": huggingface.page_of(origin)}
+    if "licence" in card:
+        facts["licence"] = card["licence"]
+    return {**(source or {}), **facts}
+
+
+def weights_in(folder: Path) -> str:
+    """Return the name of the file with the weights of a model folder."""
+    return SEGMENTER if (folder / SEGMENTER).exists() else EMBEDDER
+
+
+def copy_model(source: Path, folder: Path, *, leave_out: Collection[str] = ()) -> None:
+    """Copy the files of a model folder into another, without files of the names `leave_out`.
+
+    A copy of a model from huggingface.co records its page and commit in its card.
+    """
+    copy_files(source, folder, leave_out=leave_out)
+    if huggingface.origin_of(source) is not None:
+        weights = weights_in(source)
+        origin = read_source(source, weights)
+        write_json(
+            folder / "card.json", {**read_card(source, weights), "source": origin}
+        )
 
 
 def space_of(card: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import speakerlab
+from speakerlab.core.distribution import FOLDERS
 
 COMMIT_VARIABLE = "SPEAKERLAB_COMMIT"
 ARCHIVED_COMMIT = ".commit"  # `git archive` replaces its text, see .gitattributes
@@ -55,7 +56,8 @@ def commit() -> str:
         return named[:12]
 
     # pip writes this file when it installs from a repository.
-    installed = root / f"speakerlab-{speakerlab.__version__}.dist-info/direct_url.json"
+    info = f"{FOLDERS}-{speakerlab.__version__}.dist-info"
+    installed = root / info / "direct_url.json"
     origin: dict[str, Any] = {}
     if installed.exists():
         text = installed.read_text("utf-8")

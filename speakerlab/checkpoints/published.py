@@ -16,18 +16,23 @@ from torch import Tensor, nn
 
 from speakerlab.checkpoints.model_files import (
     CALIBRATION,
+    EMBEDDER,
+    SEGMENTER,
     TUNING,
     find_model,
     read_calibration,
     read_card,
     read_tuning,
     refuse_substitute,
+    weights_name,
     write_calibration,
 )
 from speakerlab.config.build import (
     build_embedder,
     build_network,
     build_projection,
+    build_segmenter,
+    build_trained_network,
 )
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import (
@@ -38,10 +43,12 @@ from speakerlab.core.atomic import (
     write_json,
     write_text,
 )
+from speakerlab.core.huggingface import origin_of
 from speakerlab.core.shapes import shapes_only
 from speakerlab.core.tuning import Tuning
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
+from speakerlab.models.segmenter import Segmenter
 from speakerlab.scoring.calibration import Calibration
 
 # In an experiment that began from another model: its weights before the first step.
@@ -67,7 +74,7 @@ class Published:
 def publish(
     folder: Path,
     *,
-    embedder: Embedder,
+    embedder: Embedder | Segmenter,
     config: Config,
     facts: Mapping[str, Any],
     head: Mapping[str, Tensor] | None = None,
@@ -77,9 +84,11 @@ def publish(
 ) -> str:
     """Write a model folder, replacing an older one; return the sha256 of the weights.
 
-    head: its tensors; speakers: the speakers of its rows. Imported models may have neither. force:
-    also replace another model, instead of raising ValueError.
+    embedder: or a segmentation network, whose file has another name. head: its tensors; speakers:
+    the speakers of its rows. Imported models may have neither. force: also replace another model,
+    instead of raising ValueError.
     """
+    weights = weights_name(config.task)
     refuse_other_folder(folder)
     state = embedder.state_dict()
     frontend = embedder.frontend
@@ -92,22 +101,20 @@ def publish(
         if not (merges_adapters and ".lora_" in name):
             num_parameters += parameter.numel()
     with replacing_folder(folder) as fresh:
-        write_tensors(fresh / "embedder.safetensors", state)
+        write_tensors(fresh / weights, state)
         config.write(fresh / "config.yaml")
         if head is not None:
             write_tensors(fresh / "head.safetensors", head)
             # Line n is the speaker of row n.
             lines = [f"{name}\n" for name in speakers]
             write_text(fresh / "speakers.txt", "".join(lines))
-        digest = file_sha256(fresh / "embedder.safetensors")
+        digest = file_sha256(fresh / weights)
         if not force:
-            refuse_loss(folder, digest)
-        card = {
-            "sha256": digest,
-            "embed_dim": embedder.embed_dim,
-            "parameters": num_parameters,
-            **facts,
-        }
+            refuse_loss(folder, digest, weights)
+        card: dict[str, Any] = {"sha256": digest}
+        if isinstance(embedder, Embedder):
+            card["embed_dim"] = embedder.embed_dim
+        card = {**card, "parameters": num_parameters, **facts}
         write_json(fresh / "card.json", card)
         if calibration is not None:
             write_calibration(fresh, calibration)
@@ -152,13 +159,15 @@ def refuse_other_folder(folder: Path) -> None:
         )
 
 
-def refuse_loss(folder: Path, sha256: str) -> None:
-    """Raise ValueError if a model with weights of this digest would replace something else.
+def refuse_loss(folder: Path, sha256: str, name: str = EMBEDDER) -> None:
+    """Raise ValueError if weights of this digest and file name would replace something else.
 
     Another model may be the only copy, and what `calibrate` learned is in no import.
     """
-    weights = folder / "embedder.safetensors"
-    if weights.exists() and file_sha256(weights) != sha256:
+    others = [folder / other for other in (EMBEDDER, SEGMENTER) if other != name]
+    weights = folder / name
+    is_other = weights.exists() and file_sha256(weights) != sha256
+    if is_other or any(other.exists() for other in others):
         raise ValueError(
             f"{folder}: already exists; use --force to replace its model, which is"
             " another one, or give another --out"
@@ -175,15 +184,7 @@ def refuse_loss(folder: Path, sha256: str) -> None:
 def load_published(path: Path) -> Published:
     """Load a published model in eval mode; check its weights against the digest in its card."""
     folder = find_model(path)
-    weights = folder / "embedder.safetensors"
-    refuse_substitute(weights)
-    # A copy may be cut or damaged, or mixed from two models.
-    digest = file_sha256(weights)
-    wanted = read_card(folder)["sha256"]
-    if digest != wanted:
-        raise ValueError(
-            f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again"
-        )
+    weights, digest = _checked_weights(folder, EMBEDDER)
     config = load_config([folder / "config.yaml"])
     # Compare the shapes before any memory is taken: a wrong config.yaml may state huge sizes.
     with _naming(folder / "config.yaml"), shapes_only():
@@ -206,6 +207,52 @@ def load_published(path: Path) -> Published:
     )
 
 
+@dataclass(frozen=True)
+class PublishedSegmenter:
+    """Published segmentation network, loaded from disk."""
+
+    folder: Path
+    config: Config
+    segmenter: Segmenter
+    sha256: str
+
+
+def load_segmenter(path: Path) -> PublishedSegmenter:
+    """Load a published segmentation network in eval mode; check its weights as for others."""
+    folder = find_model(path, SEGMENTER)
+    weights, digest = _checked_weights(folder, SEGMENTER)
+    config = load_config([folder / "config.yaml"])
+    if config.task != "segmentation":
+        raise ValueError(
+            f"{folder}/config.yaml: is of task {config.task}, but the weights are of a"
+            " segmentation network; copy the model again"
+        )
+    # Compare the shapes before any memory is taken, as above.
+    with _naming(folder / "config.yaml"), shapes_only():
+        network = build_segmenter(config)
+    tensors = read_tensors_of(network, weights)
+    with _naming(folder / "config.yaml"):
+        segmenter = build_segmenter(config)
+    segmenter.load_state_dict(tensors)
+    return PublishedSegmenter(folder, config, segmenter.eval(), digest)
+
+
+def _checked_weights(folder: Path, name: str) -> tuple[Path, str]:
+    """Return the file with the weights, and its digest, which must be that of the card."""
+    weights = folder / name
+    refuse_substitute(weights)
+    # A copy may be cut or damaged, or mixed from two models.
+    digest = file_sha256(weights)
+    wanted = read_card(folder, name)["sha256"]
+    if digest != wanted:
+        fix = "copy the model again"
+        if origin_of(folder) is not None:
+            # Else the damaged file would be used again.
+            fix = f"remove {folder.parents[1]}, and download it again"
+        raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; {fix}")
+    return weights, digest
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Name a file in the errors of its values."""
@@ -217,11 +264,18 @@ def _naming(path: Path) -> Iterator[None]:
 
 def load_initial(exp_dir: Path, config: Config) -> Embedder:
     """Load the embedder with its weights before training: random, or from --init."""
+    embedder = load_initial_network(exp_dir, config)
+    assert isinstance(embedder, Embedder)
+    return embedder
+
+
+def load_initial_network(exp_dir: Path, config: Config) -> Embedder | Segmenter:
+    """Load the network of any task with its weights before training."""
     if config.is_pretrained:
         # A published model has all weights; the training began from those of its base.
         config = load_config([exp_dir / "config.yaml"])
     # Random weights are drawn again from the seed.
-    embedder = build_embedder(config)
+    embedder = build_trained_network(config)
     path = exp_dir / INITIAL
     if path.exists():
         tensors = read_tensors_of(embedder, path)
@@ -229,7 +283,7 @@ def load_initial(exp_dir: Path, config: Config) -> Embedder:
     return embedder.eval()
 
 
-def write_initial(exp_dir: Path, embedder: Embedder) -> None:
+def write_initial(exp_dir: Path, embedder: Embedder | Segmenter) -> None:
     """Write the initial weights of a training that are not drawn from the seed."""
     write_tensors(exp_dir / INITIAL, embedder.state_dict())
 

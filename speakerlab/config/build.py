@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from speakerlab.config.schema import Config, takes_layers
+from speakerlab.core.powerset import NUM_SETS
 from speakerlab.core.shapes import shapes_only
 from speakerlab.embedder import Embedder
-from speakerlab.frontend import DEFAULT, FRONTENDS
+from speakerlab.frontend import DEFAULT, FRONTENDS, PRETRAINED
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.lora import Lora
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
@@ -25,15 +26,18 @@ from speakerlab.losses.distillation import (
 )
 from speakerlab.losses.head import Head
 from speakerlab.losses.objective import Objective
+from speakerlab.losses.powerset import PowersetLoss
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
-from speakerlab.models import MODELS
+from speakerlab.models import MODELS, SEGMENTERS
 from speakerlab.models.frames import num_channels
+from speakerlab.models.segmenter import Segmenter
 from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.distillation import DistillationTask
 from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import SCHEDULES, LearningRate
+from speakerlab.training.segmentation import SegmentationTask
 from speakerlab.training.self_supervised import SelfSupervisedTask, Views
 from speakerlab.training.task import SpeakerTask, Task
 
@@ -57,10 +61,17 @@ def build_task(
     the head are split over or, without labels, whose utterances are compared. target_dim:
     dimensions of the teachers. teacher_channels: of the teacher's frames.
     """
-    embedder = build_embedder(config)
-    embed_dim = embedder.embed_dim
     if augment is None:
         augment = build_augment(config)
+    if config.task == "segmentation":
+        return SegmentationTask(
+            augment=augment,
+            segmenter=build_segmenter(config),
+            loss=PowersetLoss(),
+            precision=precision,
+        )
+    embedder = build_embedder(config)
+    embed_dim = embedder.embed_dim
     if config.task == "ssl":
         objective = build_objective(config, embed_dim=embed_dim, shards=shards)
         return SelfSupervisedTask(
@@ -107,6 +118,22 @@ def build_task(
     )
 
 
+def build_trained_network(config: Config) -> Embedder | Segmenter:
+    """Build the network that a training publishes: an embedder, except in segmentation."""
+    if config.task == "segmentation":
+        return build_segmenter(config)
+    return build_embedder(config)
+
+
+def build_segmenter(config: Config) -> Segmenter:
+    """Build the segmentation network, with weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed)
+    frontend, backbone = build_network(config)
+    return Segmenter(
+        frontend=frontend, backbone=backbone, window_samples=crop_samples(config)
+    )
+
+
 def build_embedder(config: Config) -> Embedder:
     """Build the embedder of waveforms, with weights drawn from the configuration's seed."""
     torch.manual_seed(config.seed)
@@ -133,6 +160,14 @@ def build_network(config: Config) -> tuple[Any, Any]:
     """
     frontend = build_frontend(config)
     backbone = build_backbone(config, frontend)
+    if config.task == "segmentation":
+        num_frames = frontend.num_frames(crop_samples(config))
+        least: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
+        if num_frames < least:
+            raise ValueError(
+                f"data.crop_seconds: {config.data.crop_seconds:g} s are too short for"
+                f" {config.model.name}; use 10"
+            )
     network = nn.ModuleDict({"frontend": frontend, "backbone": backbone})
     for name in config.training.freeze:
         _freeze(network, name)
@@ -143,7 +178,7 @@ def build_frontend(config: Config) -> Any:
     """Build the front end; the weights of a pretrained model are random until they are loaded."""
     args = dict(config.frontend)
     name = args.pop("name", DEFAULT)
-    if name != DEFAULT:
+    if name == PRETRAINED:
         args["joins_layers"] = takes_layers(config.model.name)
         if args.get("lora") is not None:
             args["lora"] = Lora(**args["lora"])
@@ -181,7 +216,8 @@ def build_backbone(config: Config, frontend: Any) -> nn.Module:
     if takes_layers(name):
         given["num_layers"] = frontend.num_layers
     try:
-        make = MODELS[name]
+        registry = SEGMENTERS if config.task == "segmentation" else MODELS
+        make = registry[name]
         return make(**given, **config.model.args)
     except ValueError:
         # The model itself rejects its arguments, with an explanation.
@@ -289,6 +325,8 @@ def why_undivided(config: Config) -> str:
 
 def num_choices(config: Config) -> int:
     """Return the number of choices without labels; the loss of guessing is its logarithm."""
+    if config.task == "segmentation":
+        return NUM_SETS
     # A student finds its target among those of the batch.
     if config.task == "distil":
         return config.training.global_batch

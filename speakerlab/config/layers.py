@@ -8,23 +8,27 @@ A variant is named like a file in the same folder, so `--config resnet101` is co
 the values of `resnet101` on top.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import yaml
 
 from speakerlab.core.faults import nearest
 
+log = logging.getLogger(__name__)
 # Limits of a text. YAML references that repeat each other could expand to far more values.
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
 SURROGATE = re.compile("[\ud800-\udfff]")  # of a byte that is not UTF-8
 PACKAGE = Path(__file__).parents[1]
 CONF = (PACKAGE / "conf").resolve()  # in a clone, a link to the repository's conf/
+RECORDED = "config.yaml"  # in an experiment and in a model
 VARIANTS = "variants"  # the section of a file that is never merged itself
 HAS_VARIANTS = re.compile(rb"^variants:", re.MULTILINE)
 
@@ -50,7 +54,7 @@ def merge_layers(
     origin = {"": ", ".join(names)}  # "": the source of keys that no layer has
 
     def merge(values: Values, source: str) -> None:
-        current = _renamed(values)
+        current = _renamed(values, source)
         _merge(merged, current, place=(), source=source, origin=origin)
 
     for path in layers:
@@ -187,27 +191,47 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Values:
     return flat
 
 
-def _renamed(layer: Values) -> Values:
+def _renamed(layer: Values, source: str) -> Values:
     """Return a layer with settings of earlier versions updated, so that their models still load.
 
     `runtime.micro_batch: probe` becomes `auto`, and `runtime.cuda_graph: on` becomes
     `runtime.compile: reduce-overhead`. Other values of `runtime.cuda_graph`, and
-    `model.args.memory_efficient: false`, are removed.
+    `model.args.memory_efficient: false`, are removed. docs/releases.md says how long.
     """
+    changes: list[tuple[str, str]] = []  # the old setting, and what to do
     # Layers are not checked yet: a section may hold any value.
     runtime = layer.get("runtime")
     if isinstance(runtime, dict):
         if runtime.get("micro_batch") == "probe":
             runtime["micro_batch"] = "auto"
-        if runtime.pop("cuda_graph", "off") == "on":
+            changes.append(("runtime.micro_batch=probe", "write auto"))
+        cuda_graph = runtime.pop("cuda_graph", None)
+        if cuda_graph == "on":
             runtime["compile"] = "reduce-overhead"
+            write = "write runtime.compile=reduce-overhead"
+            changes.append(("runtime.cuda_graph=on", write))
+        elif cuda_graph is not None:
+            changes.append((f"runtime.cuda_graph={cuda_graph}", "leave it out"))
 
     model = layer.get("model")
     if isinstance(model, dict):
         args = model.get("args")
         if isinstance(args, dict) and args.get("memory_efficient") is False:
             del args["memory_efficient"]
+            changes.append(("model.args.memory_efficient=false", "leave it out"))
+    # What a run or a model has recorded is read for ever, and nobody can change it.
+    if Path(source).name != RECORDED:
+        for old, fix in changes:
+            _warn_of_old_setting(source, old, fix)
     return layer
+
+
+@cache  # once, although layers are read several times
+def _warn_of_old_setting(source: str, old: str, fix: str) -> None:
+    """Log a setting of an earlier version, and what to do about it."""
+    log.warning(
+        "%s: %s is of an earlier version and will be refused; %s", source, old, fix
+    )
 
 
 def _merge(
@@ -242,7 +266,7 @@ def _parse_override(text: str) -> Values:
         )
     nested: Any = value
     # A path is taken literally, because ' #' and ': ' have a meaning in YAML.
-    is_path = value.startswith("/")
+    is_path = value.startswith("/") or PureWindowsPath(value).is_absolute()
     if not is_path:
         nested = parse_yaml(value, f"--set {text}")
     for name in reversed(names):

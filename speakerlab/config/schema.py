@@ -26,6 +26,7 @@ from speakerlab.config.sections import (
     STRICT,
     AugmentConfig,
     Component,
+    ConversationsConfig,
     Count,
     CountFromZero,
     DistilConfig,
@@ -38,14 +39,15 @@ from speakerlab.config.sections import (
 )
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults, nearest
-from speakerlab.frontend import DEFAULT, FRONTENDS
+from speakerlab.data.tables import is_address
+from speakerlab.frontend import DEFAULT, FRONTENDS, PRETRAINED, WAVE
 from speakerlab.frontend.augment import AUGMENTATIONS
 from speakerlab.frontend.augment import SUPPLIED as AUGMENT_SUPPLIED
 from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.distillation import DISTILLATION_LOSSES
-from speakerlab.models import MODELS
+from speakerlab.models import MODELS, SEGMENTERS
 from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.schedules import SCHEDULES, SUPPLIED
 
@@ -95,7 +97,7 @@ class ModelConfig(Component):
 class CorpusConfig(Section):
     """A training directory of a mixture, and what differs there from the others."""
 
-    dir: str
+    dir: str  # below data.dir, or an address such as s3://bucket/train
     # Of the crops of an epoch; null: what the others leave, in proportion to the speech.
     share: Annotated[float, Field(gt=0, le=1)] | None = None
     # shared: an id of a speaker means the same person as in the other directories.
@@ -106,6 +108,13 @@ class CorpusConfig(Section):
     speeds: Speeds | None = None
     noise_prob: Share | None = None
     room_prob: Share | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name in ids, metrics and files; of an address its last part."""
+        if is_address(self.dir):
+            return self.dir.rstrip("/").rpartition("/")[2]
+        return self.dir
 
     @model_serializer(mode="wrap")
     def _only_what_differs(self, handler: SerializerFunctionWrapHandler) -> Any:
@@ -151,14 +160,31 @@ class DataConfig(Section):
         """Return whether the classes are the speakers."""
         return set(self.tables) == {"utt2spk"}
 
-    @property
     def train_folders(self) -> list[Path]:
-        """Return the training directories."""
-        return [Path(self.dir, corpus.dir) for corpus in self.corpora]
+        """Return the training directories; of those in a store, download the tables if need be."""
+        # Stores need modules that only Linux has.
+        from speakerlab.data.remote_tables import local_folder
+
+        folders: list[Path] = []
+        for corpus in self.corpora:
+            if is_address(corpus.dir):
+                folders.append(local_folder(corpus.dir))
+            else:
+                folders.append(Path(self.dir, corpus.dir))
+        return folders
+
+    @model_validator(mode="after")
+    def _noise_and_rooms_are_local(self) -> "DataConfig":
+        if is_address(self.dir):
+            raise ValueError(
+                f"has the address {self.dir} as dir, where noise and rooms are read from;"
+                f" set data.train=[{self.dir.rstrip('/')}/train], and dir to a folder"
+            )
+        return self
 
     @model_validator(mode="after")
     def _each_once(self) -> "DataConfig":
-        names = [corpus.dir for corpus in self.corpora]
+        names = [corpus.name for corpus in self.corpora]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise ValueError(
@@ -270,16 +296,20 @@ class Config(Section):
     task: verification compares unseen speakers; identification predicts one of the training
     classes, which are speakers or the labels of `data.labels`; ssl (self-supervised learning)
     trains for verification without labels, with an `objective` instead of a head; distil trains for
-    verification with the embeddings of a teacher, and a head only if `distil.label_weight` is set.
+    verification with the embeddings of a teacher, and a head only if `distil.label_weight` is set;
+    segmentation finds who speaks when in a window, with a network that embeds nothing.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    task: Literal["verification", "identification", "ssl", "distil"] = "verification"
+    task: Literal["verification", "identification", "ssl", "distil", "segmentation"] = (
+        "verification"
+    )
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
     objective: Component | None = None  # of the task ssl
     views: ViewsConfig = ViewsConfig()
     distil: DistilConfig = DistilConfig()
+    conversations: ConversationsConfig = ConversationsConfig()
     frontend: dict[
         str, Any
     ] = {}  # args of Fbank or, with `name: ssl`, of a pretrained model
@@ -322,6 +352,8 @@ class Config(Section):
             self._check_views()
         if self.task == "distil":
             self._check_distil()
+        if self.task == "segmentation":
+            self._check_segmentation()
         return self
 
     @property
@@ -329,15 +361,21 @@ class Config(Section):
         """Return whether training uses the labels of the utterances, for a head."""
         if self.task == "distil":
             return self.distil.label_weight > 0
-        return self.task != "ssl"
+        return self.task not in ("ssl", "segmentation")
 
     @property
     def is_pretrained(self) -> bool:
         """Return whether the front end is a pretrained model."""
-        return self.frontend.get("name", DEFAULT) != DEFAULT
+        return self.frontend.get("name", DEFAULT) == PRETRAINED
 
     def _check_frontend(self) -> None:
         """Raise ValueError unless model and training fit the front end."""
+        takes_wave = self.frontend.get("name", DEFAULT) == WAVE
+        if takes_wave != (self.task == "segmentation"):
+            raise ValueError(
+                "frontend.name: wave and task segmentation belong together; set both, or"
+                " neither (--config segmentation/pyannet has both)"
+            )
         if not self.is_pretrained:
             training = self.training
             if (training.pretrained_lr, training.layer_decay) != (1.0, 1.0):
@@ -458,6 +496,26 @@ class Config(Section):
                 f"{', '.join(changes)}: the changed voice is not the speaker's; set it to"
                 " 0, or train with a teacher that hears it (task distil,"
                 " distil.targets=crop, distil.label_weight=0)"
+            )
+
+    def _check_segmentation(self) -> None:
+        """Raise ValueError for settings that only make sense for single speakers."""
+        spec = self.augment.spec
+        has_masks = spec.get("num_freq_masks") or spec.get("num_time_masks")
+        # Setting that would be accepted -> whether the current value is refused.
+        refused = {
+            "augment.speeds=[1.0]": self.augment.speeds != (1.0,),
+            "augment.spec.num_freq_masks=0 augment.spec.num_time_masks=0": has_masks,
+            "data.features=wave": self.data.features != "wave",
+            "training.freeze_epochs=0": self.training.freeze_epochs,
+            "runtime.compile=false": self.runtime.compile,
+            "vad=null": self.vad is not None,
+        }
+        settings = [setting for setting, value in refused.items() if value]
+        if settings:
+            raise ValueError(
+                "task: segmentation hears whole windows at their own speed, and has no"
+                f" head; set {' '.join(settings)}"
             )
 
     def _check_views(self) -> None:
@@ -595,6 +653,13 @@ def _frontend(
     faults.add("unknown components", f"{where}: unknown frontend '{name}'{hint}")
 
 
+def _registries(values: Mapping[str, Any]) -> Mapping[str, tuple[Registry, Names]]:
+    """Return the components of each section; the task decides what a model is."""
+    if values.get("task") == "segmentation":
+        return {**NAMED, "model": (SEGMENTERS, ("feat_dim",))}
+    return NAMED
+
+
 def _components(
     values: dict[str, Any],
     faults: Faults,
@@ -603,7 +668,7 @@ def _components(
     """Yield (place of the args, constructor, arguments from the program) of each component."""
     # Values are not checked yet: a component may be any value.
     named: list[tuple[Place, Any, Registry, Names]] = []
-    for section, (registry, given) in NAMED.items():
+    for section, (registry, given) in _registries(values).items():
         default = Config.model_fields[section].default
         component = values.get(section, {})
         if isinstance(default, Component) and isinstance(component, dict):

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from speakerlab.core.powerset import MAX_SPEAKERS
 from speakerlab.data.codecs import check_codec
 
 STRICT = ConfigDict(
@@ -46,6 +47,10 @@ Speed = Annotated[float, Field(ge=0.5, le=2)]
 Speeds = Annotated[tuple[Speed, ...], AfterValidator(_from_one)]
 Voices = Annotated[int, Field(ge=1, le=32)]
 VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
+LocalSpeakers = Annotated[int, Field(ge=1, le=MAX_SPEAKERS)]
+SpeakersRange = Annotated[
+    tuple[LocalSpeakers, LocalSpeakers], AfterValidator(_ascending)
+]
 Label = Annotated[str, Field(pattern=r"^\w+$")]
 
 
@@ -121,6 +126,25 @@ class DistilConfig(Section):
         if self.projection == "auto":
             return len(self.teachers) == 1
         return self.projection == "keep"
+
+
+class ConversationsConfig(Section):
+    """Conversations that the task `segmentation` simulates from recordings of single speakers.
+
+    Times are means of exponential distributions, in seconds.
+    """
+
+    # Fewest and most speakers of a crop, equally often.
+    speakers: SpeakersRange = (1, 3)
+    turn_seconds: Positive = 3.0
+    pause_seconds: Positive = 0.4
+    # Share of the turns that begin before the turn before has ended, and for how long both speak.
+    overlap_prob: Share = 0.5
+    overlap_seconds: Positive = 2.0
+    # Share of the turns during which another speaker says a word or two.
+    backchannel_prob: Share = 0.3
+    # Standard deviation of the level of a speaker, in dB.
+    level_db: NotNegative = 4.0
 
 
 class AugmentConfig(Section):

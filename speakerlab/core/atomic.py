@@ -5,7 +5,6 @@ locks.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,6 +18,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
+
+from speakerlab.core.locks import try_lock
 
 log = logging.getLogger(__name__)
 # Errors of network file systems without locks.
@@ -153,10 +154,9 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[bool]:
     at once if all of them share it.
     Do not nest it in one process: releasing the inner lock would also release the outer one.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with _open_lock(path, shared=shared) as file:
         num_waits = 0
-        while not _try_lock(file, kind, path):
+        while not _try_lock(file, path, shared=shared):
             num_waits += 1
             if num_waits == 10:
                 log.info("%s: locked by another process; waiting for it", path)
@@ -164,12 +164,10 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[bool]:
         yield num_waits > 0
 
 
-def _try_lock(file: TextIO, kind: int, path: Path) -> bool:
+def _try_lock(file: TextIO, path: Path, *, shared: bool) -> bool:
     """Return whether the lock was free and is now held, or cannot exist on this file system."""
     try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
+        return try_lock(file, shared=shared)
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
@@ -216,8 +214,9 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
+    # Windows would write other line ends, and the digest of a table would depend on the system.
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Progress bars of long work: on a terminal and in notebooks, never in a log file."""
 
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,9 @@ def progress_bar(
     # The first import takes a tenth of a second, and most commands show no bar.
     from tqdm.auto import tqdm
 
+    # Only one process draws bars. tqdm's own lock is of several, and commands end without cleaning
+    # up: where processes are not forked, Python then warns of a leaked semaphore.
+    tqdm.set_lock(threading.RLock())
     disable: bool | None = not shown
     if shown and NOTEBOOK_KERNEL not in sys.modules:
         # None shows the bar only on a terminal.
@@ -34,3 +38,8 @@ def progress_bar(
         desc=text,
         disable=disable,
     )
+
+
+def are_shown() -> bool:
+    """Return whether bars are shown here, for libraries that show their own."""
+    return NOTEBOOK_KERNEL in sys.modules or sys.stderr.isatty()

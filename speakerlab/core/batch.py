@@ -1,7 +1,7 @@
 """Crops, batches and draws, which pass from the data workers to training.
 
 Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins,
-D dimensions of a teacher, C channels of its frames.
+D dimensions of a teacher, C channels of its frames, K local speakers, F frames of a segmentation.
 Every random draw travels here; the modules that apply the draws are deterministic.
 """
 
@@ -39,6 +39,17 @@ class Draws(NamedTuple):
     group: int = 0
 
 
+class PlacedTurn(NamedTuple):
+    """Part of an utterance at a place of a simulated conversation; times in samples."""
+
+    row: int
+    first: int  # in the utterance
+    num_samples: int
+    start: int  # in the window; may be negative
+    speaker: int  # from 0, in the window
+    gain_db: float
+
+
 @dataclass(frozen=True, slots=True)
 class Crop:
     """Training sample as read from disk, and the draws of all its augmentations."""
@@ -56,6 +67,10 @@ class Crop:
     target_D: np.ndarray | None = None
     # float16, a teacher's frames of the crop; None before they are read, and without stored ones.
     target_CT: np.ndarray | None = None
+    # int8, who speaks in each output frame of a segmentation network; None for other tasks.
+    speech_KF: np.ndarray | None = None
+    # Of a simulated conversation (data/conversations.py); none of a crop of one utterance.
+    turns: tuple[PlacedTurn, ...] = ()
 
 
 class Batch(NamedTuple):
@@ -75,6 +90,8 @@ class Batch(NamedTuple):
     target_BD: Tensor | None = None
     # Frames of a teacher, float16 where they are stored; None unless `distil.frame_weight` is set.
     target_BCT: Tensor | None = None
+    # int8, who speaks in each frame (data/conversations.py); None unless the task is segmentation.
+    speech_BKF: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the same batch on `device`; the copy does not block where the memory is pinned."""

@@ -3,9 +3,9 @@
 import ctypes
 import multiprocessing
 import os
-import pwd
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -37,11 +37,25 @@ EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
 # printed with its traceback.
 EXIT_CRASH = 7
 EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and exited
+EXIT_UNREAD = EXIT_SIGNAL + 13  # SIGPIPE: nobody reads the output, as after `| head`
 
 MEMORY_NOTE = "out_of_memory"
 
+# Trainings need fork, the signals of schedulers and the kernel's shared memory.
+IS_LINUX = sys.platform == "linux"
+LINUX_ONLY = "runs on Linux only (on Windows: in WSL 2)"
+# How workers start. A fork inherits the model and the data, but libraries of macOS do not survive
+# one, and Windows has none.
+START_METHOD = "fork" if IS_LINUX else "spawn"
+
+
+def existing_signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Return those of the named signals that this system has; Windows has few."""
+    return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
+
+
 # Signals that commands handle, because they save before they exit.
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+HANDLED_SIGNALS = existing_signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 
 
 def was_forked() -> bool:
@@ -62,7 +76,9 @@ def available_cpus(root: Path = Path("/")) -> int:
     A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
     of each period. `root` is where `proc` and `sys` lie.
     """
-    num_allowed = len(os.sched_getaffinity(0))
+    num_allowed = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        num_allowed = len(os.sched_getaffinity(0))
     quotas = list(_cpu_quotas(root))
     limit = min([num_allowed, *quotas])
     return max(1, int(limit))
@@ -104,14 +120,29 @@ def keep_freed_memory() -> None:
     glibc returns large blocks to the kernel at once, which then clears every page at each step:
     up to a third of a training step's time on a CPU. Without glibc, nothing changes.
     """
+    if not IS_LINUX:
+        return
     glibc = ctypes.CDLL(None)
     if hasattr(glibc, "mallopt"):
         glibc.mallopt(M_MMAP_MAX, 0)  # no separate block for a large request
         glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def return_freed_memory() -> None:
+    """Return the free memory between the blocks in use to the kernel; without glibc, nothing."""
+    if not IS_LINUX:
+        return
+    glibc = ctypes.CDLL(None)
+    if hasattr(glibc, "malloc_trim"):
+        glibc.malloc_trim(0)
+
+
 def name_user() -> None:
     """Set USER and HOME, which torch reads, if the user is not in /etc/passwd (some containers)."""
+    try:
+        import pwd
+    except ModuleNotFoundError:  # on Windows, where the user always has a name
+        return
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -121,9 +152,21 @@ def name_user() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, a thread."""
+    if IS_LINUX:
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        watch = threading.Thread(target=_outlive, args=[parent], daemon=True)
+        watch.start()
+
+
+def _outlive(parent: Any) -> None:
+    """End this process as soon as its parent has ended."""
+    parent.join()
+    os._exit(EXIT_INPUT)
 
 
 def die_with_launcher() -> None:
@@ -173,11 +216,20 @@ def hold_ctrl_c() -> Iterator[None]:
 
     In a terminal every process gets it, and each one that is starting would print a traceback.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def let_ctrl_c_through() -> None:
+    """End what a parent has held back with `hold_ctrl_c`."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def leave_signals_to_parent() -> None:

@@ -63,7 +63,9 @@ def open_text(
     """
     try:
         file = path.open("rb", buffering=0)
-    except IsADirectoryError:
+    except (IsADirectoryError, PermissionError):
+        if not path.is_dir():  # on Windows, a folder is a PermissionError
+            raise
         raise ValueError(
             f"{path}: is a folder, not a file; give a file, or move the folder away"
         ) from None

@@ -225,7 +225,12 @@ def keep_rate(folder: Path, out: Path) -> None:
     """Note the sample rate that `folder` was checked for in `out`, which has its durations."""
     rate = done.read_record(folder / CHECKED).get("sample_rate")
     if rate is not None:
-        done.record(out / CHECKED, {"sample_rate": rate})
+        note_rate(out, int(rate))
+
+
+def note_rate(folder: Path, sample_rate: int) -> None:
+    """Note the sample rate that the durations of a directory were computed at."""
+    done.record(folder / CHECKED, {"sample_rate": sample_rate})
 
 
 def _refuse_other_rate(folder: Path, sample_rate: int) -> None:

@@ -221,20 +221,25 @@ class TrainCrops(Dataset[Crop]):
         if self.crop_frames:
             return replace(crop, feats_TF=self.fetch(crop))
 
-        wave_S = self.fetch(crop)
-        # The codecs run on the CPU, in libsndfile, so they are applied in the worker.
-        codec_draw = crop.draws.get("reencode")
-        if codec_draw is not None:
-            codec_index = int(codec_draw.values["codec"])
-            wave_S = reencode(
-                wave_S,
-                self.codecs[codec_index],
-                sample_rate=self.manifest.sample_rate,
-            )
         target_CT = None
         if self.target_frames is not None:
             target_CT = self.target_frames.read(crop.row, crop.first)
-        return replace(crop, wave_S=wave_S, target_CT=target_CT)
+        read = replace(crop, wave_S=self.fetch(crop), target_CT=target_CT)
+        return self.reencoded(read)
+
+    def reencoded(self, crop: Crop) -> Crop:
+        """Return the crop as the codec that was drawn leaves it; without one, unchanged."""
+        # The codecs run on the CPU, in libsndfile, so they are applied in the worker.
+        codec_draw = crop.draws.get("reencode")
+        if codec_draw is None:
+            return crop
+        codec_index = int(codec_draw.values["codec"])
+        wave_S = reencode(
+            crop.wave_S,
+            self.codecs[codec_index],
+            sample_rate=self.manifest.sample_rate,
+        )
+        return replace(crop, wave_S=wave_S)
 
     def fetch(self, crop: Crop) -> np.ndarray:
         """Return what `read` reads for a crop: wave_S, int16, or the stored feats_TF, float32."""
@@ -305,7 +310,10 @@ def collate(crops: Sequence[Crop]) -> Batch:
 
     targets: list[np.ndarray] = []
     target_frames: list[np.ndarray] = []
+    speech_frames: list[np.ndarray] = []
     for crop in crops:
+        if crop.speech_KF is not None:
+            speech_frames.append(crop.speech_KF)
         if crop.target_D is not None:
             targets.append(crop.target_D)
         if crop.target_CT is not None:
@@ -319,11 +327,12 @@ def collate(crops: Sequence[Crop]) -> Batch:
         draws=_stack_draws(crops),
         target_BD=torch.from_numpy(np.stack(targets)) if targets else None,
         target_BCT=_stack_frames(target_frames),
+        speech_BKF=_stack_frames(speech_frames),
     )
 
 
 def _stack_frames(frames: Sequence[np.ndarray]) -> torch.Tensor | None:
-    """Stack the frames (C, T) of a teacher; None without any."""
+    """Stack frames of crops, (C, T) each; None without any."""
     if not frames:
         return None
     return torch.from_numpy(np.stack(frames))

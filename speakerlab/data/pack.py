@@ -3,7 +3,7 @@
 In: a data directory. Out: `shards/` (or `features/`) in it, and more lines in `rejected.tsv`.
 The tables alone determine the shard of each utterance, so that an interrupted packing can continue
 and several jobs can share one. Shards are written atomically. With an object store, each complete
-shard is uploaded, and only a reference to the store is written to `shards/`.
+shard is uploaded, at last the tables, and only a reference to the store is written to `shards/`.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from speakerlab.data import audio, levels
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns
 from speakerlab.data.remote import RemoteShards, Store, read_reference
+from speakerlab.data.remote_tables import upload_tables
 from speakerlab.data.shards import (
     INDEX,
     Layout,
@@ -117,6 +118,8 @@ def pack_data_dir(
         made_with["recordings"] = recordings_digest(folder)
         if _is_packed_from(columns, folder, layout, made_with, store=store):
             store_columns(folder, sample_rate=layout.sample_rate)
+            if store is not None:  # tables of other labels may have changed
+                upload_tables(folder, layout.folder, sample_rate=layout.sample_rate)
             return f"{folder}: already packed"
         if fault:
             raise fault
@@ -457,6 +460,7 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     place = folder / layout.folder
     if job.store is not None:
         place = job.store.url
+        upload_tables(folder, layout.folder, sample_rate=layout.sample_rate)
     num_bytes = sum(packed.num_bytes_of_shards)
     line = (
         f"{place}: {count_of(len(packed), 'utterance')} in"

@@ -9,7 +9,6 @@ never get the audio of their former ones. The processes of a host share the cach
 fsspec reads and writes the store; it is only imported when there is one.
 """
 
-import fcntl
 import io
 import logging
 import os
@@ -27,10 +26,12 @@ from hashlib import sha256
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from speakerlab.core.atomic import NO_ROOM, file_sha256, replacing, write_json
+from speakerlab.core.locks import wait_for_lock
 from speakerlab.core.process import (
     die_with_parent,
     hold_ctrl_c,
@@ -59,7 +60,8 @@ DEFAULT_GB = 100.0
 # Pieces that leave the cache at once: listing it takes a while.
 LEAVING_SHARE = 0.1
 NUM_LOCKS = 256
-ABANDONED_SECONDS = 600.0  # age of the partial file of a process that was killed
+INDICES = "index"  # the folder of the copy of an index
+ABANDONED_SECONDS = 600.0  # a partial file this old is one of a process that was killed
 POLL_SECONDS = 0.02
 # Of filesystems of fsspec. Attempts are counted here, not in the libraries below.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -99,6 +101,24 @@ class Store:
             return content
 
         return self._try(name, "read", read_once)
+
+    def read_whole(self, name: str) -> bytes:
+        """Read a small file of unknown size; errors are those of `read`."""
+
+        def read_once() -> bytes:
+            system, root = self._open()
+            return system.cat_file(f"{root}/{name}")
+
+        return self._try(name, "read", read_once)
+
+    def read_parts(self, name: str, num_bytes: int) -> bytes:
+        """Read a file of known size, in several requests; errors are those of `read`."""
+        # The time of a request is limited.
+        parts: list[bytes] = []
+        for start in range(0, num_bytes, 8 * PIECE_BYTES):
+            part_bytes = min(8 * PIECE_BYTES, num_bytes - start)
+            parts.append(self.read(name, start, part_bytes))
+        return b"".join(parts)
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a local file into the store; raise ValueError as `read` does."""
@@ -237,10 +257,11 @@ class Cache:
         except FileNotFoundError:
             return None
         with file:
-            content = os.pread(file.fileno(), num_bytes, first)
+            file.seek(first)
+            content = file.read(num_bytes)
             # Its time is that of its last use. Another user's file keeps its time.
             with suppress(OSError):
-                os.utime(file.fileno())
+                os.utime(path)
         return content if len(content) == num_bytes else None
 
     def add(self, path: Path, content: bytes) -> None:
@@ -276,11 +297,18 @@ class Cache:
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         folder = self.folder / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
         # Unlike the locks in core/atomic.py, this one also excludes other threads.
-        with (folder / name).open("ab") as file:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / name).open("ab")
+        except OSError as error:
+            raise ValueError(
+                f"{folder}: cannot be written ({error.strerror}); set runtime.cache_dir"
+                " to a folder of yours on a local disk"
+            ) from None
+        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                wait_for_lock(file)
             except OSError as error:
                 raise ValueError(
                     f"{folder}: cannot be locked ({error.strerror}); set"
@@ -312,7 +340,13 @@ class Cache:
             return None
 
     def _write_ledger(self, num_bytes: int) -> None:
-        (self.folder / "ledger").write_text(f"{num_bytes}", encoding="ascii")
+        ledger = self.folder / "ledger"
+        try:
+            ledger.write_text(f"{num_bytes}", encoding="ascii")
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            ledger.unlink(missing_ok=True)  # the next one counts again
 
     def _evict(self, max_bytes: int) -> int:
         """Remove the least recently used files above `max_bytes`; return the bytes that remain."""
@@ -320,13 +354,16 @@ class Cache:
         for path in self.folder.glob("*/*/*"):
             with suppress(FileNotFoundError):
                 status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
+                if S_ISREG(status.st_mode):  # tables are in folders of this depth
+                    files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
-        newest_partial = time.time() - ABANDONED_SECONDS
+        long_ago = time.time() - ABANDONED_SECONDS
         for used_at, size, path in sorted(files):
             if total <= max_bytes:
                 break
-            if path.suffix == ".partial" and used_at > newest_partial:
+            # A partial file is being written; an index was found, and is going to be opened.
+            stays = path.suffix == ".partial" or path.parent.name == INDICES
+            if stays and used_at > long_ago:
                 continue
             path.unlink(missing_ok=True)
             total -= size
@@ -361,14 +398,14 @@ class RemoteShards:
 
     def download_index(self, name: str) -> Path:
         """Return the local copy of the index; raise ValueError if the store has another one."""
-        path = CACHE.folder / self.index_sha256[:16] / "index" / name
+        path = CACHE.folder / self.index_sha256[:16] / INDICES / name
         with CACHE.lock(path):
             if path.exists() and file_sha256(path) == self.index_sha256:
                 with suppress(OSError):
                     os.utime(path)  # used now: others leave the cache first
                 return path
             for _ in range(2):  # a bit may fall over on its way
-                content = self._read_index(name)
+                content = self.store.read_parts(name, self.index_bytes)
                 if sha256(content).hexdigest() == self.index_sha256:
                     CACHE.add(path, content)
                     return path
@@ -377,14 +414,6 @@ class RemoteShards:
             f" shards were packed again, copy {REFERENCE} from there, else pack again"
             " (speakerlab pack --out)"
         )
-
-    def _read_index(self, name: str) -> bytes:
-        # In parts: the time of a request is limited.
-        parts: list[bytes] = []
-        for start in range(0, self.index_bytes, 8 * PIECE_BYTES):
-            num_bytes = min(8 * PIECE_BYTES, self.index_bytes - start)
-            parts.append(self.store.read(name, start, num_bytes))
-        return b"".join(parts)
 
     def read(
         self, shard: str, start: int, num_bytes: int, *, shard_bytes: int

@@ -14,10 +14,10 @@ The archives and the index may be in an object store instead, see remote.py.
 Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
-import fcntl
 import io
 import os
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +29,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from speakerlab.core.locks import share_lock, try_lock
 from speakerlab.core.reading import keys
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, stable_hash, write_arrays
@@ -43,6 +44,7 @@ MAX_OPEN = 64  # shards that a process keeps open
 AGAIN = "and pack again (speakerlab pack)"
 # Lock in the data directory, shared by the processes that read its shards.
 READERS = ".readers.lock"
+_one_reader = threading.Lock()  # where a read needs two calls
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,15 @@ def open_shard(path: str) -> io.FileIO:
         ) from None
 
 
+def read_range(file: io.FileIO, start: int, num_bytes: int) -> bytes:
+    """Return a range of a shard, less where it ends early; threads may share the file."""
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), num_bytes, start)
+    with _one_reader:  # on Windows, where each process has a file of its own
+        file.seek(start)
+        return file.read(num_bytes)
+
+
 def is_packed(folder: Path) -> bool:
     waves = folder / WAVES
     features = folder / FEATURES
@@ -218,7 +229,7 @@ def keep(folder: Path) -> IO[str] | None:
     for mode in ("a+", "r"):
         with suppress(OSError):
             file = (folder / READERS).open(mode)
-            fcntl.lockf(file, fcntl.LOCK_SH)
+            share_lock(file)
             return file
     return None  # on a read-only file system
 
@@ -231,13 +242,11 @@ def unread(folder: Path) -> Iterator[None]:
         return
     lock = folder / READERS
     with lock.open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        if not try_lock(file):
             raise ValueError(
                 f"{folder}: a training or an extraction reads its shards, which would"
                 " be replaced; wait until it has ended, or use another data directory"
-            ) from None
+            )
         yield
 
 
@@ -395,7 +404,7 @@ class Packed:
         path = self.place(name)
         # Keep a reference to the file, because another thread may evict it from the cache.
         file = open_shard(path)
-        content = os.pread(file.fileno(), num_bytes, start)
+        content = read_range(file, start, num_bytes)
         if len(content) < num_bytes:
             raise ValueError(
                 f"{path}: ends early, after {len(content)} of {num_bytes} bytes at byte"

@@ -234,6 +234,11 @@ def read_about(folder: Path) -> dict[str, str]:
     return stated
 
 
+def is_address(folder: str) -> bool:
+    """Return whether a data directory is one in a store, such as `s3://bucket/train`."""
+    return "://" in folder
+
+
 def list_tables(folder: Path) -> list[str]:
     """List the tables of a data directory, without the outputs of checking and packing.
 

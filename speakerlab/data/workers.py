@@ -37,11 +37,11 @@ NO_ROW = -1
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
 TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
 ENDING_SECONDS = 2.0  # time in which a worker whose connection broke must end
-REMEDIES: dict[int, str] = {
-    signal.SIGKILL: (
+REMEDIES = {
+    "SIGKILL": (
         "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
     ),
-    signal.SIGBUS: (
+    "SIGBUS": (
         "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and "
         "check that no audio file is being truncated or replaced"
     ),
@@ -119,7 +119,7 @@ class Watch:
             end = f"exit code {code}"
             if code < 0:
                 end = signal.Signals(-code).name
-            remedy = REMEDIES.get(-code, "report this")
+            remedy = REMEDIES.get(end, "report this")
             return f"{self._name(number)}: ended with {end}; {remedy}"
         return None
 

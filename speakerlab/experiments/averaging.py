@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from speakerlab.checkpoints.published import publish
-from speakerlab.config.build import build_embedder, build_head
+from speakerlab.config.build import build_head, build_trained_network
 from speakerlab.config.schema import load_config
 from speakerlab.core.reading import read_text
 from speakerlab.embedder import Embedder
 from speakerlab.experiments.run_log import recorded_facts
 from speakerlab.losses.head import Head
+from speakerlab.models.segmenter import Segmenter
 from speakerlab.training.checkpoint import (
     list_checkpoints,
     load_state,
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 def average_newest(
     exp_dir: Path,
     num: int,
-    embedder: Embedder,
+    embedder: Embedder | Segmenter,
     head: Head | None = None,
 ) -> list[int]:
     """Load the mean of up to `num` newest scheduled checkpoints, or the last; return their steps.
@@ -89,12 +90,13 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
             f"{recorded}: no such file; give the folder of a training"
         )
     config = load_config([recorded])
-    embedder = build_embedder(config)
+    embedder = build_trained_network(config)
 
     # A verification model has its head only for further training.
     head: Head | None = None
     classes: list[str] = []
     if config.task == "identification":
+        assert isinstance(embedder, Embedder)
         classes = read_text(exp_dir / "speakers.txt").splitlines()
         head = build_head(
             config,

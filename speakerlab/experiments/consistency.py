@@ -4,7 +4,6 @@ An experiment is trained by one run at a time. A resumed run must keep its confi
 model, speakers and training data, and every rank must read the same training data.
 """
 
-import fcntl
 import os
 import socket
 import time
@@ -12,10 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
+from speakerlab.checkpoints.model_files import (
+    find_model,
+    read_card,
+    read_classes,
+    weights_name,
+)
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
+from speakerlab.core.huggingface import origin_of
+from speakerlab.core.locks import try_lock
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.teachers import check_frames, digests_of, dims_of
@@ -97,11 +103,16 @@ def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config
             "weights": "base",
         }
         # A published model may be used from any folder.
+        # That of a hub is pinned to the commit that was found.
+        description["model"] = origin_of(folder)
         if not model.startswith(HUB):
             description["model"] = str(folder.resolve())
     else:
         keys = ("architecture", "preprocessing", "sha256", "weights")
         description = {key: earlier.frontend[key] for key in keys}
+        # The branch of a hub may have moved since the training began.
+        if earlier.frontend["model"].startswith(f"{model}@"):
+            description["model"] = earlier.frontend["model"]
         if not was_begun(exp_dir):
             # The weights are those of the initial model, not of the base that the user names.
             description |= {"weights": "whole", "model": earlier.frontend["model"]}
@@ -126,8 +137,10 @@ def lock_experiment(exp_dir: Path) -> TextIO:
     # "a+" keeps the holder's text, which the message below shows.
     file = (exp_dir / ".lock").open("a+", encoding="utf-8")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        is_free = try_lock(file)
+    except OSError:  # a file system without locks
+        is_free = False
+    if not is_free:
         holder = _read_holder(file)
         file.close()
         raise ValueError(
@@ -172,7 +185,7 @@ def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
     while True:
         try:
             corpus = read_corpus(config)
-            outcome = f"sha256 {corpus.train.sha256()[:12]}"
+            outcome = f"sha256 {corpus.train_sha256()[:12]}"
         except (ValueError, OSError) as error:
             corpus = None
             outcome = str(error)
@@ -237,7 +250,7 @@ def record_classes(
             changed_names = set(begun_text.splitlines()) ^ set(names)
             example = min(changed_names, default="their order")
             data = config.data
-            tables = [f"{folder}/{data.labels}" for folder in data.train_folders]
+            tables = [f"{folder}/{data.labels}" for folder in data.train_folders()]
             raise ValueError(
                 f"{recorded}: a resumed run must keep its speakers, but"
                 f" {', '.join(tables)} changed, e.g. {example}; restore the data, or"
@@ -296,11 +309,11 @@ def record_config(
     return ranks.on_first(record)
 
 
-def is_published(exp_dir: Path, step: int) -> bool:
+def is_published(exp_dir: Path, config: Config, step: int) -> bool:
     """Return whether the published model is from this step, not from before an extension."""
     if not (exp_dir / "model").exists():
         return False
-    card = read_card(exp_dir)
+    card = read_card(exp_dir, weights_name(config.task))
     return card.get("steps") == step
 
 
@@ -309,13 +322,14 @@ def is_choice_published(exp_dir: Path, config: Config) -> bool:
 
     The choice is between the initial and the trained weights, after --init.
     """
-    card = read_card(exp_dir)
+    card = read_card(exp_dir, weights_name(config.task))
     kept_initial = card.get("kept_initial", False)
+    metric = "der" if config.task == "segmentation" else "eer"
     # Without --init or validation speakers, the trained weights are published in any case.
-    before = card.get("valid_eer_initial")
+    before = card.get(f"valid_{metric}_initial")
     if card.get("init_sha256") is None or before is None:
         return True
-    is_better = card["valid_eer_trained"] < before
+    is_better = card[f"valid_{metric}_trained"] < before
     return kept_initial == (config.training.keep_better and not is_better)
 
 
@@ -350,7 +364,8 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
         )
     digest = None
     if init is not None:
-        digest = file_sha256(find_model(init) / "embedder.safetensors")
+        weights = weights_name(config.task)
+        digest = file_sha256(find_model(init, weights) / weights)
     # A resumed run does not load the --init model again, so another model would have no effect.
     recorded = exp_dir / "run.json"
     if recorded.exists() and was_begun(exp_dir):
@@ -397,12 +412,12 @@ def check_training_data(config: Config, corpus: Corpus, exp_dir: Path) -> None:
     recorded = exp_dir / "run.json"
     if not recorded.exists() or not was_begun(exp_dir):
         return
-    digest = corpus.train.sha256()
+    digest = corpus.train_sha256()
     # Older runs recorded no digest.
     begun = read_json(recorded).get("train_sha256", digest)
     if begun == digest:
         return
-    folders = [str(folder) for folder in config.data.train_folders]
+    folders = [str(folder) for folder in config.data.train_folders()]
     raise ValueError(
         f"{recorded}: a resumed run must keep its training data, but the utterances of"
         f" {', '.join(folders)} changed: sha256 {begun[:12]} -> {digest[:12]}; restore"

@@ -11,10 +11,13 @@ import numpy as np
 
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
+from speakerlab.core import done
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
+from speakerlab.data.conversations import References
 from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.data.remote import use_cache
+from speakerlab.experiments.conversations import read_references, references_digest
 from speakerlab.experiments.mixture import check_mixture, has_speed
 from speakerlab.experiments.planning import BankBytes
 from speakerlab.frontend.augment.noise import noise_bytes
@@ -41,6 +44,15 @@ class Corpus:
     noise: Sequence[Recording]
     # Else workers cut it and send it with the batch. Decided by the plan of the memory.
     noise_on_device: bool = True
+    # Who speaks when in each training directory, in the task `segmentation`; else empty.
+    references: Sequence[References] = ()
+
+    def train_sha256(self) -> str:
+        """Return a digest of the training data; recordings may have moved."""
+        digest = self.train.sha256()
+        if not any(self.references):
+            return digest
+        return done.digest([digest, references_digest(self.references)])
 
     @property
     def banks(self) -> dict[str, Any]:
@@ -56,7 +68,8 @@ class Corpus:
 def read_corpus(config: Config) -> Corpus:
     """Read the manifests and banks; hold validation speakers out of training."""
     check_mixture(config)
-    folders = config.data.train_folders
+    use_cache(config.runtime.cache_dir, config.runtime.cache_gb)
+    folders = config.data.train_folders()
     absent = [table for table in label_tables(config) if not table.exists()]
     if absent and config.has_head:
         label_kind = "speakers" if config.data.has_speaker_labels else "classes"
@@ -71,15 +84,20 @@ def read_corpus(config: Config) -> Corpus:
     if noise:
         report_absent_kinds(config, noise)
 
-    use_cache(config.runtime.cache_dir, config.runtime.cache_gb)
     corpora = config.data.corpora
     whole = read_manifest(
         folders,
         sample_rate=config.frontend["sample_rate"],
-        names=[corpus.dir for corpus in corpora],
+        names=[corpus.name for corpus in corpora],
         shares_speakers=[corpus.speakers == "shared" for corpus in corpora],
     )
-    if config.task == "identification":
+    references: Sequence[References] = ()
+    if config.task == "segmentation":
+        references = read_references(config, whole)
+        # A recording with turns counts as a speaker: it is held out as a whole.
+        num_speakers = num_valid_speakers(config, len(whole.speakers))
+        train, valid = split_valid(whole, num_speakers)
+    elif config.task == "identification":
         train, valid = split_classes(config, whole, folders)
     elif config.task == "distil" and not config.has_head:
         train, valid = split_utterances(config, whole)
@@ -91,7 +109,7 @@ def read_corpus(config: Config) -> Corpus:
     else:
         num_speakers = num_valid_speakers(config, len(whole.speakers))
         train, valid = split_valid(whole, num_speakers)
-    return Corpus(train, valid, rooms, noise)
+    return Corpus(train, valid, rooms, noise, references=references)
 
 
 def has_labels(config: Config) -> bool:
@@ -102,7 +120,7 @@ def has_labels(config: Config) -> bool:
 def label_tables(config: Config) -> list[Path]:
     """Return the table of classes of each training directory."""
     data = config.data
-    return [folder / name for folder, name in zip(data.train_folders, data.tables)]
+    return [folder / name for folder, name in zip(data.train_folders(), data.tables)]
 
 
 def split_classes(
@@ -289,6 +307,9 @@ def counted(config: Config) -> tuple[str, str]:
     if config.task == "ssl":
         # Training has no speaker labels; validation has.
         return "utterances", "speakers"
+    if config.task == "segmentation":
+        # A recording with turns counts as one.
+        return "speakers", "speakers"
     if not config.has_head:
         return "utterances", "utterances"
     return "speakers", "speakers"

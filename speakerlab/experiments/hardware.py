@@ -7,6 +7,7 @@ import torch
 from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.embedder import Embedder
+from speakerlab.models.segmenter import Segmenter
 from speakerlab.training.distributed import Ranks, start_ranks
 from speakerlab.training.precision import (
     Precision,
@@ -49,7 +50,7 @@ def choose_kernels(config: Config, task: Task) -> None:
     # A task with a teacher has two embedders of the same architecture.
     embedders: list[Any] = []
     for module in task.children():
-        if isinstance(module, Embedder):
+        if isinstance(module, Embedder | Segmenter):
             embedders.append(module)
 
     channels_last = config.runtime.channels_last

@@ -11,20 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakerlab.checkpoints.model_files import find_model, read_classes
+from speakerlab.checkpoints.model_files import (
+    EMBEDDER,
+    find_model,
+    read_classes,
+    weights_name,
+)
 from speakerlab.checkpoints.published import (
     INITIAL,
-    load_initial,
+    load_initial_network,
     load_published,
     read_tensors,
     read_tensors_of,
 )
 from speakerlab.config.schema import Config, load_config
 from speakerlab.embedder import Embedder
+from speakerlab.experiments.conversations import SegmentationValidation
 from speakerlab.experiments.validation import PairValidation
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
+from speakerlab.models.segmenter import Segmenter
 
 log = logging.getLogger(__name__)
 # Keys of the front end that may differ from those of the model of --init. Dither is random noise
@@ -43,7 +50,7 @@ NOT_FEATURES = (
 def init_from(
     path: Path,
     *,
-    embedder: Embedder,
+    embedder: Embedder | Segmenter,
     head: Head | None,
     classes: Sequence[str],
     config: Config,
@@ -53,8 +60,14 @@ def init_from(
     classes: names of the head's rows; with training.init_head "drop" no rows are loaded. Raises
     ValueError if a tensor does not fit, or the model was trained on other features.
     """
-    folder = find_model(path)
+    weights = weights_name(config.task)
+    folder = find_model(path, weights)
     _refuse_other_features(folder, config)
+    if isinstance(embedder, Segmenter):
+        loaded = read_tensors_of(embedder, folder / weights)
+        embedder.load_state_dict(loaded)
+        log.info("initialized from %s: %d tensors", folder, len(loaded))
+        return
     if isinstance(embedder.frontend, PretrainedFrontEnd):
         num_loaded_tensors = _load_whole(folder, embedder)
     else:
@@ -98,7 +111,7 @@ def _refuse_other_features(folder: Path, config: Config) -> None:
 def _load_tensors(folder: Path, embedder: Embedder) -> int:
     """Load the tensors of a published model; return their number."""
     # A student may begin with the backbone of a model without a projection.
-    weights = folder / "embedder.safetensors"
+    weights = folder / EMBEDDER
     has_projection = any(
         name.startswith("projection.") for name in read_tensors(weights)
     )
@@ -139,32 +152,37 @@ def _load_whole(folder: Path, embedder: Embedder) -> int:
 
 def keep_the_better(
     exp_dir: Path,
-    trained: Embedder,
-    validation: PairValidation,
+    trained: Embedder | Segmenter,
+    validation: PairValidation | SegmentationValidation,
     config: Config,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Compare the validation EER of an embedder with that of its initial weights; return both.
+    """Compare the validation EER, or DER, of a network with that of its initial weights.
 
-    If training has not lowered the EER, restore the initial weights after --init, unless
+    Return both. If training has not lowered it, restore the initial weights after --init, unless
     training.keep_better is false; after random initialization, log a warning.
     """
-    initial = load_initial(exp_dir, config).to(device)
+    initial = load_initial_network(exp_dir, config).to(device)
 
-    def measure(embedder: Embedder) -> float:
-        emb_ND = embed_pieces(embedder, validation.pieces, device=device)
+    def measure(network: Any) -> float:
+        if isinstance(validation, SegmentationValidation):
+            return validation.measure(network, device)
+        emb_ND = embed_pieces(network, validation.pieces, device=device)
         return validation.measure(emb_ND)
 
+    if isinstance(validation, SegmentationValidation):
+        name = f"local DER of {len(validation.windows)} validation windows"
+    else:
+        name = f"EER of {len(set(validation.label_N))} validation speakers"
     # Measured again, because the trained weights may be a mean of checkpoints.
     before = measure(initial)
     after = measure(trained)
     is_better = after < before
     began_with_init = (exp_dir / INITIAL).exists()
     keeps_initial = began_with_init and not is_better and config.training.keep_better
-    num_speakers = len(set(validation.label_N))
     text = (
-        f"EER of {num_speakers} validation speakers: initial weights"
-        f" {100 * before:.2f} %, after training {100 * after:.2f} %"
+        f"{name}: initial weights {100 * before:.2f} %, after training"
+        f" {100 * after:.2f} %"
     )
     if is_better:
         log.info("%s", text)
@@ -189,8 +207,8 @@ def keep_the_better(
             hint,
         )
     return {
-        "valid_eer_initial": before,
-        "valid_eer_trained": after,
+        f"valid_{validation.metric}_initial": before,
+        f"valid_{validation.metric}_trained": after,
         "kept_initial": keeps_initial,
     }
 

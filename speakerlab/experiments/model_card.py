@@ -33,7 +33,7 @@ OPTIONAL = ("origin", "fine-tuned from", "taught by", "training")
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
     """Return the stated facts about each data directory of a training, for the model's card."""
-    abouts = [read_about(folder) for folder in config.data.train_folders]
+    abouts = [read_about(folder) for folder in config.data.train_folders()]
     stated: dict[str, list[str]] = {}
     for key in ABOUT:
         # Each key has a value for each directory: `_training_data` pairs them by position.
@@ -65,9 +65,9 @@ def describe(path: Path, *, width: int | None = None) -> Rows:
     stated: dict[str, list[Any]] = {
         "model": [f"{architecture}, {num_parameters}, {card['embed_dim']} dimensions"],
         "origin": [source.get("page")],
-        "fine-tuned from": [initial.get("page") or card.get("init_sha256")],
+        "fine-tuned from": [_initial(initial) or card.get("init_sha256")],
         "taught by": _teachers(card),
-        "licence": [source.get("licence")],
+        "licence": [card.get("licence") or source.get("licence")],
         "training data": [source.get("training_data"), *_training_data(card)],
         "data licence": card.get("train_licence", []),
         "languages": card.get("train_languages", []),
@@ -99,6 +99,13 @@ def without_labels(card: Mapping[str, Any]) -> str | None:
     if teachers and not card.get("classes"):
         return f"taught by {' and '.join(teachers)} without labels"
     return None
+
+
+def _initial(source: Mapping[str, Any]) -> str | None:
+    """Return the page of an initial model and, of one from huggingface.co, its commit."""
+    origin = source.get("hub", "")
+    parts = [source.get("page"), origin if origin.startswith("hf:") else None]
+    return ", ".join(part for part in parts if part) or None
 
 
 def _teachers(card: Mapping[str, Any]) -> list[str]:
@@ -161,12 +168,9 @@ def _calibration(path: Path) -> str:
 
 def _results(path: Path, sha256: str, width: int | None) -> list[str]:
     """Return the tables of trial lists and of identification, and the protocol of each row."""
-    # The experiment may hold results of an earlier model, too.
     verified: list[Row] = []
     identified: list[Row] = []
-    for row in read_rows(path):
-        if row.get("model_sha256") != sha256:
-            continue
+    for row in rows_of_model(path, sha256):
         is_identification = row.get("task") == "identification"
         rows_of_task = identified if is_identification else verified
         rows_of_task.append(row)
@@ -181,3 +185,11 @@ def _results(path: Path, sha256: str, width: int | None) -> list[str]:
     for row in identified:
         lines.append(f"{row['data']}: {row['protocol']}")
     return lines
+
+
+def rows_of_model(path: Path, sha256: str) -> list[Row]:
+    """Return the rows of a results.json that are of this model.
+
+    The experiment may hold results of an earlier model, too.
+    """
+    return [row for row in read_rows(path) if row.get("model_sha256") == sha256]

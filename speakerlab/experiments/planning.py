@@ -21,6 +21,7 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.experiments.teachers import channels_of, sizes_of
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
+from speakerlab.losses.powerset import PowersetLoss
 from speakerlab.models.cpu import plain_code
 from speakerlab.models.frames import FRAME_STEP, num_channels
 from speakerlab.training import batch_size
@@ -479,6 +480,8 @@ def _build_loss(
         return _build_objective(config, backbone)
     if config.task == "distil":
         return _build_distillation(config, backbone, num_classes)
+    if config.task == "segmentation":
+        return _build_powerset(config, backbone)
     return _build_head(config, backbone, num_classes, split_over)
 
 
@@ -534,6 +537,25 @@ def _build_distillation(
         compute_loss=compare,
         parameters=parameters,
         copies=teachers,
+    )
+
+
+def _build_powerset(config: Config, backbone: Any) -> LossMemory:
+    num_samples = build.crop_samples(config)
+    num_frames = backbone.num_frames(num_samples)
+    loss = PowersetLoss()
+
+    def compare(num_windows: int) -> Tensor:
+        shape = (num_windows, num_frames, backbone.num_sets)
+        log_prob_BFC = torch.zeros(shape, requires_grad=True)
+        speech_BKF = torch.zeros(num_windows, loss.max_speakers, num_frames)
+        return loss(log_prob_BFC, speech_BKF)[0]
+
+    return LossMemory(
+        crops=[Crops(num_crops=1, num_samples=num_samples)],
+        compute_loss=compare,
+        parameters=[],
+        copies=[],
     )
 
 

@@ -1,6 +1,7 @@
 """Plots of an evaluation. In: operating points, scores, curves. Out: PNG files.
 
-Letters: N trials, K operating points, P priors, T points in time.
+`draw_det` and `draw_scores` also draw the figures for papers (paper_figures.py).
+Letters: N trials, K operating points, B bins, P priors, T points in time.
 Matplotlib (the extra `report`) is imported only when something is drawn.
 """
 
@@ -8,7 +9,7 @@ import base64
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -26,7 +27,7 @@ from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_poi
 Arguments = ParamSpec("Arguments")
 Points = Sequence[np.ndarray]  # p_miss_K, p_fa_K
 
-PERCENT_TICKS = (0.01, 0.1, 0.3, 1, 2, 5, 10, 20, 40, 60, 80, 95)
+PERCENT_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 COLOURS = (
     "#1f5fa8",
     "#c8501e",
@@ -62,6 +63,25 @@ class Picture:
         content = self.path.read_bytes()
         text = base64.b64encode(content).decode("ascii")
         return f"data:image/png;base64,{text}"
+
+
+@dataclass(frozen=True, eq=False)
+class DetCurve:
+    """Operating points of a system, and how they are drawn."""
+
+    p_miss_K: np.ndarray
+    p_fa_K: np.ndarray
+    label: str
+    colour: str
+    dashes: Any = "-"  # a line style of matplotlib
+    # Other points to mark: marker, miss rate, false-alarm rate.
+    marked: Sequence[tuple[str, float, float]] = ()
+    # False-alarm rates, and the bounds of the miss rates there.
+    band: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def eer(self) -> float:
+        return eer_of_points(self.p_miss_K, self.p_fa_K)
 
 
 def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
@@ -128,10 +148,11 @@ def draw_training(
         yield Picture(caption, path)
 
 
-def _import_matplotlib() -> Any:
+def import_matplotlib() -> Any:
     """Return matplotlib, whatever backend another program has set."""
-    if "matplotlib" in sys.modules:
-        return sys.modules["matplotlib"]
+    imported = sys.modules.get("matplotlib")
+    if imported is not None:
+        return imported
     # A notebook exports the name of its own backend to the commands that it starts. Files need no
     # backend, but the import fails if it is not installed.
     backend = os.environ.pop("MPLBACKEND", None)
@@ -154,12 +175,19 @@ def _in_default_style(plot: Callable[Arguments, None]) -> Callable[Arguments, No
     def plot_in_default_style(
         *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> None:
-        matplotlib = _import_matplotlib()
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
+        with default_style():
             plot(*args, **kwargs)
 
     return plot_in_default_style
+
+
+@contextmanager
+def default_style() -> Iterator[Any]:
+    """Yield matplotlib with its own settings instead of those of a matplotlibrc."""
+    matplotlib = import_matplotlib()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield matplotlib
 
 
 @_in_default_style
@@ -171,14 +199,38 @@ def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
     # The legend is above the plot, so that the plot itself stays square.
     height = INCHES + LEGEND_LINE * len(curves)
     figure, axes = _figure(height=height)
-    eers: dict[str, float] = {}
+    colours = iter(COLOURS * len(curves))
+    det_curves: list[DetCurve] = []
     for name, (p_miss_K, p_fa_K) in curves.items():
-        eers[name] = eer_of_points(p_miss_K, p_fa_K)
-    worst_eer = max(eers.values())
-    low, high = _limits(curves, worst_eer)
+        is_initial = any(initial in name for initial in (UNTRAINED, BEFORE_TUNING))
+        curve = DetCurve(
+            p_miss_K,
+            p_fa_K,
+            label=f"{name}: EER {100 * eer_of_points(p_miss_K, p_fa_K):.2f} %",
+            colour=GREY if is_initial else next(colours),
+            dashes="--" if is_initial else "-",
+        )
+        det_curves.append(curve)
+    draw_det(axes, det_curves, linewidth=1.8, markersize=7, character=0.017)
+    _save(figure, axes, path)
+
+
+def draw_det(
+    axes: Any,
+    curves: Sequence[DetCurve],
+    *,
+    linewidth: float,
+    markersize: float,
+    character: float,
+) -> None:
+    """Draw DET curves, whose EERs are marked; both axes are normal deviates, in percent.
+
+    character: width of a character of a tick's label, as a share of the axis.
+    """
+    low, high = _limits(curves)
     ends = ndtri([low, high])
     # Both rates are equal on the diagonal: each curve crosses it at its EER.
-    axes.plot(ends, ends, color=PALE, linewidth=1)
+    axes.plot(ends, ends, color=PALE, linewidth=linewidth / 2)
 
     # The deviates of 0 and 1 are infinite. Rates are clipped beyond the axes, so that a curve
     # leaves the plot.
@@ -186,32 +238,48 @@ def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
         clipped = np.clip(rates, low / 10, 1 - low / 10)
         return ndtri(clipped)
 
-    colours = iter(COLOURS * len(curves))
-    for name, (p_miss_K, p_fa_K) in curves.items():
-        is_initial = any(initial in name for initial in (UNTRAINED, BEFORE_TUNING))
-        colour = GREY if is_initial else next(colours)
+    for curve in curves:
+        if curve.band is not None:
+            p_fa_T, low_T, high_T = map(to_deviate, curve.band)
+            axes.fill_between(
+                p_fa_T,
+                low_T,
+                high_T,
+                color=curve.colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+    for curve in curves:
+        p_miss_K, p_fa_K = with_crossing(curve.p_miss_K, curve.p_fa_K)
         axes.plot(
             to_deviate(p_fa_K),
             to_deviate(p_miss_K),
-            "--" if is_initial else "-",
-            color=colour,
-            linewidth=1.8,
-            label=f"{name}: EER {100 * eers[name]:.2f} %",
+            linestyle=curve.dashes,
+            color=curve.colour,
+            linewidth=linewidth,
+            label=curve.label,
         )
-        crossing = to_deviate(eers[name])
-        axes.plot(
-            crossing,
-            crossing,
-            "o",
-            color=colour,
-            markersize=7,
-            markeredgecolor="white",
-        )
+    # Above all curves.
+    for curve in curves:
+        for marker, p_miss, p_fa in [("o", curve.eer, curve.eer), *curve.marked]:
+            # A rate of 0 or below the axis is marked at its end.
+            position = ndtri(np.clip([p_fa, p_miss], low, high))
+            axes.plot(
+                *position,
+                marker,
+                color=curve.colour,
+                markersize=markersize,
+                markeredgecolor="white",
+                markeredgewidth=markersize / 7,
+                clip_on=False,
+                zorder=3,
+            )
 
     ticks = [tick for tick in PERCENT_TICKS if low <= tick / 100 <= high]
     positions = ndtri(np.array(ticks) / 100)
     labels = [f"{tick:g}" for tick in ticks]
-    axes.xaxis.set_ticks(positions, labels=labels)
+    places = (positions - ends[0]) / (ends[1] - ends[0])
+    axes.xaxis.set_ticks(positions, labels=_apart(labels, places, character))
     axes.yaxis.set_ticks(positions, labels=labels)
     axes.set(
         xlim=ends,
@@ -220,7 +288,33 @@ def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
         xlabel="false alarms, % of non-targets",
         ylabel="misses, % of targets",
     )
-    _save(figure, axes, path)
+
+
+def _apart(
+    labels: Sequence[str], places: Sequence[float], character: float
+) -> list[str]:
+    """Return the labels of ticks, "" for one that would touch the label on its right."""
+    shown: list[str] = []
+    left_end = np.inf
+    for label, place in zip(reversed(labels), reversed(places)):
+        half_width = character * len(label) / 2
+        # Between two labels, the room of a character.
+        is_free = place + half_width + character <= left_end
+        shown.append(label if is_free else "")
+        if is_free:
+            left_end = place - half_width
+    return shown[::-1]
+
+
+def with_crossing(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> Points:
+    """Add the point at which both rates are the EER, as in `eer_of_points`.
+
+    With few trials, a line between two operating points would cross the diagonal elsewhere, because
+    an axis of a plot is not linear.
+    """
+    rate = eer_of_points(p_miss_K, p_fa_K)
+    after = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
+    return np.insert(p_miss_K, after, rate), np.insert(p_fa_K, after, rate)
 
 
 @_in_default_style
@@ -231,16 +325,38 @@ def plot_scores(
 ) -> None:
     """Plot histograms of target and non-target scores, each with area 1, as a PNG."""
     figure, axes = _figure(height=FLAT)
+    draw_scores(axes, scores_N, is_target_N, linewidth=1.4)
+    axes.set(xlabel="score", ylabel="density")
+    _save(figure, axes, path)
+
+
+def draw_scores(
+    axes: Any,
+    scores_N: np.ndarray,
+    is_target_N: np.ndarray,
+    *,
+    linewidth: float,
+    colours: Sequence[str] = COLOURS,
+    dashes: str = "-",
+) -> None:
+    """Draw histograms of target and non-target scores, each with area 1.
+
+    colours: of targets and of non-targets. dashes: the line of non-targets.
+    """
     is_target_N = np.asarray(is_target_N, dtype=np.bool_)
-    # Both histograms have the same bins, so that their areas are comparable.
-    edges = np.histogram_bin_edges(scores_N, bins=60)
-    for name, is_shown_N, colour in (
-        ("non-targets", ~is_target_N, COLOURS[1]),
-        ("targets", is_target_N, COLOURS[0]),
+    # Both histograms have the same bins, so that their areas are comparable. Infinite scores have
+    # no place on the axis.
+    finite_N = scores_N[np.isfinite(scores_N)]
+    edges = np.histogram_bin_edges(finite_N, bins=60)
+    for name, is_shown_N, colour, line in (
+        ("non-targets", ~is_target_N, colours[1], dashes),
+        ("targets", is_target_N, colours[0], "-"),
     ):
         # Targets are far fewer than non-targets: with counts they would be invisible.
         shown_scores = scores_N[is_shown_N]
-        density, _ = np.histogram(shown_scores, bins=edges, density=True)
+        count_B, _ = np.histogram(shown_scores, bins=edges)
+        # All scores of a kind may be infinite.
+        density = count_B / (max(count_B.sum(), 1) * np.diff(edges))
         axes.stairs(
             density,
             edges,
@@ -249,10 +365,8 @@ def plot_scores(
             color=colour,
             label=f"{name} ({len(shown_scores):,})",
         )
-        axes.stairs(density, edges, linewidth=1.4, color=colour)
-    axes.set(xlabel="score", ylabel="density")
+        axes.stairs(density, edges, linewidth=linewidth, color=colour, linestyle=line)
     axes.set_ylim(bottom=0)
-    _save(figure, axes, path)
 
 
 @_in_default_style
@@ -360,19 +474,25 @@ def plot_curve(
     _save(figure, axes, path)
 
 
-def _limits(curves: Mapping[str, Points], worst_eer: float) -> tuple[float, float]:
+def _limits(curves: Sequence[DetCurve]) -> tuple[float, float]:
     """Return the lowest and the highest rate of the axes; both are ticks."""
     # A curve ends at its smallest rates above 0, of about one trial each; the axes begin at the
     # larger of the two rates.
-    resolved_rates: list[float] = []
-    for points in curves.values():
-        smallest_rates = [rate_K[rate_K > 0].min() for rate_K in points]
-        resolved_rates.append(max(smallest_rates))
+    lowest_rates: list[float] = []
+    highest_rates: list[float] = []
+    for curve in curves:
+        smallest_rates = [
+            rate_K[rate_K > 0].min() for rate_K in (curve.p_miss_K, curve.p_fa_K)
+        ]
+        lowest_rates.append(max(smallest_rates))
+        highest_rates.append(1.6 * curve.eer)
+        for _, *rates in curve.marked:
+            lowest_rates += [rate for rate in rates if rate > 0]
+            highest_rates += rates
 
     ticks = np.array(PERCENT_TICKS) / 100
-    highest_shown = min(1.6 * worst_eer, ticks[-1])
-    lowest_shown = min(resolved_rates)
-    low = ticks[ticks <= lowest_shown].max(initial=ticks[0])
+    highest_shown = min(max(highest_rates), ticks[-1])
+    low = ticks[ticks <= min(lowest_rates)].max(initial=ticks[0])
     high = ticks[ticks >= highest_shown].min()
     # With few trials or a small EER, the range would otherwise be too narrow.
     low = min(low, 0.1)

@@ -135,7 +135,7 @@ def collect_facts(source: TrainBatches, precision: Precision) -> dict[str, Any]:
         "classes": len(source.classes),
         "objective": None if objective is None else objective.name,
         "train_hours": round(train.hours, 3),
-        "train_sha256": train.sha256(),
+        "train_sha256": corpus.train_sha256(),
         f"valid_{valid_unit}": num_valid,
         "rooms": len(corpus.rooms),
         "noises": len(corpus.noise),

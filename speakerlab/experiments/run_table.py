@@ -21,16 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.checkpoints.model_files import read_card
 from speakerlab.config.layers import flatten, merge_layers
-from speakerlab.core.done import read_record
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.naming import changes_result, labels_of, value_text
-from speakerlab.experiments.results import Row, aligned, bounds, percent, read_rows
-from speakerlab.experiments.trial_list import TrialList, read_trial_list
+from speakerlab.experiments.results import Row, aligned, bounds, percent
+from speakerlab.experiments.stored_scores import find_list, primary_rows, read_stored
+from speakerlab.experiments.trial_list import TrialList
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
-from speakerlab.scoring.metrics import eer
-from speakerlab.scoring.score_files import read_scores
 
 LEVEL = 0.05  # of significance, after the correction
 # Files of which every experiment has one, beside its config.yaml.
@@ -47,7 +44,6 @@ VALID_METRICS = {
 STARTED = ": trains on "
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 TIME_LENGTH = len("2026-01-31 12:00:00")
-ENROLLED_BY = ", enrolled by "  # in the name of a list that another model enrols
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ def _read_run(exp_dir: Path, name: str) -> Run:
         steps=steps,
         hours=_training_hours(exp_dir / "train.log"),
         valid=valid,
-        rows=_primary_rows(exp_dir),
+        rows=primary_rows(exp_dir),
     )
 
 
@@ -185,24 +181,6 @@ def _training_hours(path: Path) -> float | None:
             seconds += (time - last).total_seconds()
         last = time
     return seconds / 3600
-
-
-def _primary_rows(exp_dir: Path) -> dict[str, Row]:
-    """Return trial list -> its primary row, or its first row if none is marked.
-
-    Rows of an earlier model of the experiment are left out.
-    """
-    if not (exp_dir / "model").exists():
-        return {}
-    digest = read_card(exp_dir)["sha256"]
-    primary_rows: dict[str, Row] = {}
-    for row in read_rows(exp_dir / "results.json"):
-        is_verification = row.get("task") is None
-        if not is_verification or row["model_sha256"] != digest:
-            continue
-        if row.get("primary") or row["trials"] not in primary_rows:
-            primary_rows[row["trials"]] = row
-    return primary_rows
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -287,7 +265,8 @@ def _compare_on_list(
 ) -> list[Difference]:
     others = [run for run in runs if run is not reference]
     try:
-        listed = _find_list(name, [reference, *others], lists)
+        exp_dirs = [run.exp_dir for run in (reference, *others)]
+        listed = find_list(name, exp_dirs, lists)
         reference_replicates = _replicates(reference, name, listed)
     except (ValueError, OSError) as error:
         reason = str(error)
@@ -308,36 +287,10 @@ def _compare_on_list(
                 replicates.num_speakers,
                 ci95,
                 p_value,
-                least_p=_least_p(replicates),
+                least_p=least_p(replicates),
             )
         differences.append(difference)
     return _correct(differences)
-
-
-def _find_list(name: str, runs: Sequence[Run], lists: Iterable[Path]) -> TrialList:
-    """Read the trial list of a name such as test/trials; ValueError if it is not found."""
-    base, _, _ = name.partition(ENROLLED_BY)
-    folder, _, file = base.rpartition("/")
-    candidates = [path for path in lists if path.match(base)]
-    for run in runs:
-        # A record has the lists of the last scoring, and the data directories of all.
-        record = read_record(run.exp_dir / "scores/.scored")
-        paths = [Path(path) for path in json.loads(record.get("trials", "{}"))]
-        sets = [Path(s["folder"]) for s in json.loads(record.get("sets", "[]"))]
-        candidates += [path for path in paths if path.match(base)]
-        candidates += [path / file for path in sets if path.name == folder]
-    for path in candidates:
-        if path.is_file():
-            return read_trial_list(path)
-    raise ValueError(f"the list was not found; give --trials .../{base}")
-
-
-def scores_path(exp_dir: Path, row: Row) -> Path:
-    """Return the file in which `speakerlab score` has stored the scores of a row of results."""
-    name = row["trials"].replace("/", "_").replace(ENROLLED_BY, "_enrolled_by_")
-    if row["backend"] != "cosine":
-        name += f"_{row['backend']}"
-    return exp_dir / "scores" / f"{name}.txt"
 
 
 def _replicates(run: Run, name: str, listed: TrialList) -> Replicates:
@@ -345,26 +298,12 @@ def _replicates(run: Run, name: str, listed: TrialList) -> Replicates:
     row = run.rows.get(name)
     if row is None:
         raise ValueError(f"{run.name} was not scored on it")
-    path = scores_path(run.exp_dir, row)
-    if not path.is_file():
-        raise ValueError(f"{run.name} has no stored scores")
+    scores_N = read_stored(run.exp_dir, run.name, row, listed)
     trials = listed.trials
-    num_target = int(np.count_nonzero(trials.is_target_N))
-    num_nontarget = len(trials) - num_target
-    other_trials = f"{run.name} was scored on other trials than those of {listed.path}"
-    if (row["num_target"], row["num_nontarget"]) != (num_target, num_nontarget):
-        raise ValueError(other_trials)
-    try:
-        scores_N = read_scores(path, trials)
-    except ValueError:
-        raise ValueError(other_trials) from None
-    # Stored scores are rounded, which moves an EER by some trials at most.
-    if abs(eer(scores_N, trials.is_target_N) - row["eer"]) > 0.01:
-        raise ValueError(f"the stored scores of {run.name} are not those of its EER")
     return bootstrap(scores_N, trials.is_target_N, *listed.speakers, p_targets=())
 
 
-def _least_p(replicates: Replicates) -> float | None:
+def least_p(replicates: Replicates) -> float | None:
     """Return the p-value of a difference that has the same sign in all replicates."""
     ones_R = np.ones_like(replicates.values["eer"])
     above = Replicates({"eer": ones_R}, replicates.num_speakers)

@@ -283,6 +283,7 @@ def load_teacher(name: str) -> TeacherModel:
         "space": space,
         "page": source.get("page"),
         "licence": source.get("licence"),
+        "hub": source.get("hub"),
     }
     return TeacherModel(name=name, embedder=embedder, sha256=sha256, facts=facts)
 
@@ -368,7 +369,7 @@ def sizes_of(teachers: Sequence[str]) -> list[int]:
 
 def target_stem(model: TeacherModel, config: Config, *, kind: str) -> Path:
     """Return where a teacher's targets are kept, without an ending; kind: a part of the name."""
-    names = "+".join(corpus.dir.replace("/", "_") for corpus in config.data.corpora)
+    names = "+".join(corpus.name.replace("/", "_") for corpus in config.data.corpora)
     folder = Path(config.data.dir) / "targets"
     return folder / f"{names}-{kind}-{model.sha256[:12]}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakerlab.checkpoints.model_files import read_source
+from speakerlab.checkpoints.model_files import read_source, weights_name
 from speakerlab.checkpoints.published import INITIAL, publish, write_initial
 from speakerlab.config import build
 from speakerlab.config.layers import flatten, to_yaml
@@ -19,6 +19,7 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
 from speakerlab.experiments import consistency, run_log
 from speakerlab.experiments.averaging import average_newest
+from speakerlab.experiments.conversations import SegmentationValidation
 from speakerlab.experiments.corpus import Corpus, bank_sizes, has_labels
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
 from speakerlab.experiments.initial import init_from, keep_the_better
@@ -35,6 +36,7 @@ from speakerlab.experiments.validation import (
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
+from speakerlab.models.segmenter import Segmenter
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distillation import CropTargets, DistillationTask
@@ -63,8 +65,9 @@ class Training:
     config: Config
     trainer: Trainer
     source: TrainBatches
-    validation: HeldOutValidation | None  # None: no speech is held out
-    embedder: Embedder
+    # None: no speech is held out.
+    validation: HeldOutValidation | SegmentationValidation | None
+    embedder: Embedder | Segmenter  # what is published
     head: Head | None
     classes: list[str]
 
@@ -112,16 +115,25 @@ def start_training(
         # What the folders of the corpora state, such as the licence.
         **stated_of_corpora(config),
         "init_sha256": init_sha256,
-        "init_source": None if init is None else read_source(init),
+        "init_source": initial_source(config, init),
     }
     if teaching is not None:
         facts |= teaching.facts
     trainer = training.trainer
     # A finished run trains nothing, so its run.json must keep the facts of the training.
-    is_finished = consistency.is_published(exp_dir, trainer.schedule.total_steps)
+    is_finished = consistency.is_published(
+        exp_dir, config, trainer.schedule.total_steps
+    )
     if ranks.is_first and not is_finished:
         run_log.log_start(exp_dir, training.config, facts, trainer.task)
     return training
+
+
+def initial_source(config: Config, init: Path | None) -> dict[str, Any] | None:
+    """Return the origin of the --init model, None if it has none."""
+    if init is None:
+        return None
+    return read_source(init, weights_name(config.task))
 
 
 def build_training(
@@ -162,7 +174,7 @@ def build_training(
         teaching=teaching,
     )
     embedder = task.embedder
-    assert isinstance(embedder, Embedder)  # Task itself takes any module
+    assert isinstance(embedder, Embedder | Segmenter)  # Task itself takes any module
     is_new = not was_begun(exp_dir)  # there is no checkpoint to resume from
     if is_new:
         # INITIAL may be left of an earlier run with --init that ended before its first checkpoint.
@@ -183,6 +195,7 @@ def build_training(
         # Kept, because `publish_result` compares the trained weights with the initial ones.
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
     if teaching is not None:
+        assert isinstance(embedder, Embedder)
         place_student(task, embedder, teaching)
 
     # The parts of the task for this machine: BatchNorm over ranks, and kernels.
@@ -412,10 +425,14 @@ def build_validation(
     task: Task,
     classes: Sequence[str],
     teaching: Teaching | None = None,
-) -> HeldOutValidation | None:
+) -> HeldOutValidation | SegmentationValidation | None:
     """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
         return None
+    if config.task == "segmentation":
+        return SegmentationValidation(
+            config, corpus.valid, corpus.references, task.augment
+        )
     if config.task == "identification":
         return ClassValidation(corpus.valid, head=task.head, classes=classes)
     # Distillation with labels has a head, and is validated by the pairs below.
@@ -454,7 +471,7 @@ def train(training: Training) -> None:
     # `training.keep_better` now chooses the other one.
     is_unchanged = (
         num_steps == 0
-        and consistency.is_published(exp_dir, trainer.state.step)
+        and consistency.is_published(exp_dir, training.config, trainer.state.step)
         and consistency.is_choice_published(exp_dir, training.config)
     )
     if is_unchanged:
@@ -510,7 +527,9 @@ def publish_result(
     # Without held-out speech, without labels, and in identification, there are no pairs, and no
     # calibration.
     pairs: PairValidation | None = None
-    if isinstance(validation, PairValidation):
+    if isinstance(validation, SegmentationValidation):
+        outcome |= keep_the_better(exp_dir, embedder, validation, config, device)
+    elif isinstance(validation, PairValidation):
         # If training did not improve on the model of --init, this puts its weights back into the
         # embedder (training.keep_better). The head stays the trained one.
         outcome |= keep_the_better(exp_dir, embedder, validation, config, device)
@@ -519,6 +538,7 @@ def publish_result(
         pairs = validation.pairs
     calibration = None
     if pairs is not None:
+        assert isinstance(embedder, Embedder)
         emb_ND = embed_pieces(embedder, pairs.pieces, device=device)
         calibration = pairs.calibrate(emb_ND, source="validation speakers")
     digest = publish(

@@ -15,6 +15,7 @@ from speakerlab.data.remote import crops_ahead
 from speakerlab.data.sampler import EpochOrder, sampled_lengths
 from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
+from speakerlab.experiments.conversations import conversation_crops
 from speakerlab.experiments.corpus import Corpus, row_labels
 from speakerlab.experiments.mixture import (
     corpus_shares,
@@ -153,6 +154,15 @@ class TrainBatches:
     def crops_of(self, *, attempt: int) -> TrainCrops:
         """Return the reader of crops, with the labels and the random draws of an attempt."""
         config = self.config
+        if config.task == "segmentation":
+            return conversation_crops(
+                config,
+                self.corpus.train,
+                self.corpus.references,
+                self.augment.draws,
+                seed=config.seed,
+                attempt=attempt,
+            )
         return TrainCrops(
             self.corpus.train,
             self.augment.draws,

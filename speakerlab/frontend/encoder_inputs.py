@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from speakerlab.core.full_precision import autocast_off
+from speakerlab.core.full_precision import autocast_off, in_float64
 from speakerlab.frontend.fbank import Fbank
 
 FULL_SCALE = 32768.0  # features of w2v-BERT are those of 16-bit samples
@@ -141,7 +141,7 @@ class StackedFbank(EncoderInput):
         # In float64, as in transformers: dividing by the deviation makes the rounding of an FFT in
         # float32, in a bin that is almost empty, an error of 1e-3. Beside an encoder, it costs
         # nothing.
-        feats_BUF = self.fbank(wave_BS.double()).float()
+        feats_BUF = in_float64(self.fbank, wave_BS)
         # The odd frame counts here, as in transformers.
         var_B1F, mean_B1F = torch.var_mean(feats_BUF, dim=1, correction=1, keepdim=True)
         feats_BUF = (feats_BUF - mean_B1F) / (var_B1F + VARIANCE_FLOOR).sqrt()

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speakerlab.core import huggingface
 from speakerlab.core.atomic import file_sha256
 from speakerlab.core.reading import read_json
 
-HUB = "hf:"  # the prefix of a model of huggingface.co
+HUB = huggingface.PREFIX
 ARCHITECTURE = "config.json"
 PREPROCESSING = "preprocessor_config.json"
 # The weights, in the order in which they are looked for. Those of large models are split over
@@ -131,36 +132,15 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _download(model: str, *, needs_weights: bool) -> Path:
     """Return the folder of a model of huggingface.co in the cache of `huggingface_hub`."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ValueError(
-            f"frontend.model: {model} needs huggingface_hub, which is not installed; run"
-            " pip install huggingface_hub, or give a folder"
-        ) from None
-
-    name, _, revision = model.removeprefix(HUB).partition("@")
-
-    def fetch(*patterns: str) -> Path:
-        folder = snapshot_download(
-            name,
-            revision=revision or None,
-            allow_patterns=[ARCHITECTURE, PREPROCESSING, *patterns],
-        )
-        return Path(folder)
-
+    description = (ARCHITECTURE, PREPROCESSING)
     try:
         if not needs_weights:
-            return fetch()
-        folder = fetch(SAFE, SAFE_INDEX, "model-*.safetensors")
+            return huggingface.fetch(model, description)
+        safe = (SAFE, SAFE_INDEX, "model-*.safetensors")
+        folder = huggingface.fetch(model, (*description, *safe))
         has_safe_weights = (folder / SAFE).exists() or (folder / SAFE_INDEX).exists()
         if not has_safe_weights:
-            folder = fetch(PICKLED)
-    # Errors of the network, of the name and of the cache have no common class.
-    except Exception as error:
-        reason, _, _ = str(error).partition("\n")
-        raise ValueError(
-            f"frontend.model: {model} cannot be downloaded ({reason}); check the name"
-            " and the network, or give a folder"
-        ) from None
+            folder = huggingface.fetch(model, (*description, PICKLED))
+    except ValueError as error:
+        raise ValueError(f"frontend.model: {error}") from None
     return folder

@@ -49,16 +49,18 @@ class EnergyVad:
 
         Samples after the last frame, fewer than a frame, are kept or removed together with it.
         """
+        mask_S = self.speech_mask(wave_S)
+        return wave_S if mask_S.all() else wave_S[mask_S]
+
+    def speech_mask(self, wave_S: np.ndarray) -> np.ndarray:
+        """Return a mask (S,) of the samples to keep: all if no frame is speech."""
         voiced_T = self.voiced_frames(wave_S)
-        has_speech = voiced_T.any()
-        has_silence = not voiced_T.all()
-        # Otherwise there is nothing to remove, or nothing would be left.
-        if not (has_speech and has_silence):
-            return wave_S
+        # Without speech, nothing would be left.
+        if not voiced_T.any():
+            return np.ones(len(wave_S), dtype=np.bool_)
         framed_S = np.repeat(voiced_T, self.frame_samples)
         num_last = len(wave_S) - len(framed_S)
-        mask_S = np.pad(framed_S, (0, num_last), mode="edge")
-        return wave_S[mask_S]
+        return np.pad(framed_S, (0, num_last), mode="edge")
 
     def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
         """Return a mask (T,) of the frames to keep; frames follow each other without overlap."""

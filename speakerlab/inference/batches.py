@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from speakerlab.core.bars import progress_bar
+from speakerlab.core.process import START_METHOD
 from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
 from speakerlab.data import levels
 from speakerlab.data.audio import FULL_SCALE
@@ -151,7 +152,7 @@ def embed_batches(
             num_workers=num_workers,
             collate_fn=collate,
             worker_init_fn=start_worker,
-            multiprocessing_context="fork" if num_workers else None,
+            multiprocessing_context=START_METHOD if num_workers else None,
             pin_memory=on_gpu,
         )
         if on_gpu:

@@ -5,13 +5,19 @@ ark          binary vectors of Kaldi: .ark, and .scp with its absolute path and 
 safetensors  one tensor `emb_ND`; the ids (a JSON list) and the model's sha256 as metadata
 jsonl        one line {"id": ..., "embedding": [...]} per utterance, with the fewest digits that
              read back as the same float32
+
+Embeddings of windows also have the recording, the start and the end of each, in seconds: npy and
+ark in a file .segments, as Kaldi has it (id recording start end); safetensors as a tensor
+`times_N2` and the metadata `recordings` (a JSON list); jsonl as fields of each line.
 """
 
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from safetensors.numpy import save
 
 from speakerlab.core.atomic import replacing, write_text
@@ -21,14 +27,48 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 KALDI_FLOAT_VECTOR = b"\0BFV \4"
 
 
-def _write_npy(stem: Path, table: EmbeddingTable) -> Path:
+class Window(NamedTuple):
+    """Part of a recording whose embedding is written; times in seconds."""
+
+    recording: str
+    start: float
+    end: float
+
+    def shown_times(self) -> tuple[float, float]:
+        """Return the times to the microsecond, less than a tenth of a sample."""
+        return round(self.start, 6), round(self.end, 6)
+
+
+Windows = (
+    Sequence[Window] | None
+)  # of the rows of a table; None: they are whole recordings
+
+
+def _write_segments(stem: Path, table: EmbeddingTable, windows: Windows) -> None:
+    path = Path(f"{stem}.segments")
+    if windows is None:
+        # Windows of an earlier run.
+        path.unlink(missing_ok=True)
+        return
+    lines: list[str] = []
+    for utterance, window in zip(table.ids, windows):
+        start, end = window.shown_times()
+        lines.append(f"{utterance} {window.recording} {start} {end}\n")
+    write_text(path, "".join(lines))
+
+
+def _write_npy(stem: Path, table: EmbeddingTable, windows: Windows = None) -> Path:
+    # The JSON, which is written last, must not describe a new file beside it.
+    Path(f"{stem}.json").unlink(missing_ok=True)
+    _write_segments(stem, table, windows)
     table.save(stem)
     return Path(f"{stem}.npy")
 
 
-def _write_ark(stem: Path, table: EmbeddingTable) -> Path:
+def _write_ark(stem: Path, table: EmbeddingTable, windows: Windows = None) -> Path:
     ark = Path(f"{stem}.ark")
     scp = Path(f"{stem}.scp")
+    _write_segments(stem, table, windows)
     lines: list[str] = []
     with replacing(ark) as partial, partial.open("wb") as file:
         for utterance, emb_D in zip(table.ids, table.emb_ND):
@@ -45,39 +85,53 @@ def _write_ark(stem: Path, table: EmbeddingTable) -> Path:
     return scp
 
 
-def _write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
+def _write_safetensors(
+    stem: Path, table: EmbeddingTable, windows: Windows = None
+) -> Path:
     path = Path(f"{stem}.safetensors")
     metadata = {
         "ids": json.dumps(table.ids),
         "model_sha256": table.model_sha256,
     }
-    content = save({"emb_ND": table.emb_ND}, metadata)
+    tensors: dict[str, np.ndarray] = {"emb_ND": table.emb_ND}
+    if windows is not None:
+        times = [(window.start, window.end) for window in windows]
+        tensors["times_N2"] = np.array(times, dtype=np.float64)
+        recordings = [window.recording for window in windows]
+        metadata["recordings"] = json.dumps(recordings)
+    content = save(tensors, metadata)
     # Not `save_file`, whose error on a full disk is no OSError.
     with replacing(path) as partial:
         partial.write_bytes(content)
     return path
 
 
-def _write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
+def _write_jsonl(stem: Path, table: EmbeddingTable, windows: Windows = None) -> Path:
     path = Path(f"{stem}.jsonl")
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        for utterance, emb_D in zip(table.ids, table.emb_ND):
-            # Formatted by hand: `json` would write the digits of a float64.
+    with (
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        for row, (utterance, emb_D) in enumerate(zip(table.ids, table.emb_ND)):
+            fields: dict[str, Any] = {"id": utterance}
+            if windows is not None:
+                fields["recording"] = windows[row].recording
+                fields["start"], fields["end"] = windows[row].shown_times()
+            # The embedding by hand: `json` would write the digits of a float64.
             digits = [str(value) for value in emb_D]
-            numbers = ", ".join(digits)
-            quoted_id = json.dumps(utterance)
-            file.write(f'{{"id": {quoted_id}, "embedding": [{numbers}]}}\n')
+            first_fields = json.dumps(fields).removesuffix("}")
+            file.write(f'{first_fields}, "embedding": [{", ".join(digits)}]}}\n')
     return path
 
 
 # Format -> the endings of its files; the one that is written last is removed first.
 ENDINGS: Mapping[str, Sequence[str]] = {
-    "npy": ("json", "ids", "npy"),
-    "ark": ("scp", "ark"),
+    "npy": ("json", "ids", "npy", "segments"),
+    "ark": ("scp", "ark", "segments"),
     "safetensors": ("safetensors",),
     "jsonl": ("jsonl",),
 }
-WRITERS: Mapping[str, Callable[[Path, EmbeddingTable], Path]] = {
+WRITERS: Mapping[str, Callable[..., Path]] = {
     "npy": _write_npy,
     "ark": _write_ark,
     "safetensors": _write_safetensors,

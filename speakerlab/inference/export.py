@@ -46,17 +46,20 @@ MOST_BYTES = 2**31 - 2**20  # of weights in an ONNX file, with a little for the 
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
 SECONDS_PER_TICK = 1.0  # of the bar
-AXES = {INPUT: "samples", "features": "frames"}  # input -> its second dimension
+# Input -> its second dimension.
+AXES = {INPUT: "samples", "features": "frames", "feats": "frames"}
 
 
 class Traced(nn.Module):
     """Module to export: the embedding of a wave."""
 
     input = INPUT
+    output = OUTPUT
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()
         self.embedder = embedder
+        self.min_samples = embedder.min_samples  # of the shortest wave that is checked
 
     def forward(self, wave: Tensor) -> Tensor:
         return self.embedder.embed_window(wave)
@@ -64,6 +67,19 @@ class Traced(nn.Module):
     def input_of(self, wave: Tensor) -> Tensor:
         """Return the graph's input for a wave."""
         return wave
+
+
+class OfFeatures(Traced):
+    """Module to export: subtracts the mean of log mel energies, then computes the embedding."""
+
+    input = "features"
+
+    def input_of(self, wave: Tensor) -> Tensor:
+        """Return our features; subtracting the mean again changes nothing."""
+        return self.embedder.features(wave)
+
+    def forward(self, wave: Tensor) -> Tensor:
+        return super().forward(wave.clone())  # `forward` subtracts the mean in place
 
 
 def export_onnx(source: Path, out: Path) -> Path:
@@ -118,7 +134,7 @@ def write_graph(
 ) -> list[float]:
     """Write the future `out` to `path`; return the cosines, ValueError if outputs differ."""
     write_model(to_onnx(module, texts=texts), path, out)
-    lengths = checked_lengths(module.embedder)
+    lengths = checked_lengths(module)
     waves = [speech_like(2, length) for length in lengths]
     cosines = compare_waves(module, path, waves)
     # Not `min(cosines) < MIN_COSINE`: NaN would pass.
@@ -177,7 +193,7 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
                 dynamo=True,
                 dynamic_shapes=(free_rows_and_samples,),
                 input_names=[module.input],
-                output_names=[OUTPUT],
+                output_names=[module.output],
                 opset_version=OPSET,
                 verbose=False,
                 # The optimizer would replace an epsilon of 1e-8 by 0; runtimes optimise anyway.
@@ -337,7 +353,7 @@ def compare_waves(
             wave = torch.from_numpy(wave_BS)
             torch_BD = module.embedder.embed_window(wave)
             graph_input = module.input_of(wave).numpy()
-            (output_BD,) = session.run([OUTPUT], {module.input: graph_input})
+            (output_BD,) = session.run([module.output], {module.input: graph_input})
             onnx_BD = torch.from_numpy(output_BD)
             # In float64, so that the cosine itself adds no error.
             cosine_B = nn.functional.cosine_similarity(
@@ -348,12 +364,12 @@ def compare_waves(
     return cosines
 
 
-def checked_lengths(embedder: Embedder) -> list[int]:
+def checked_lengths(module: Traced) -> list[int]:
     """Return ascending lengths in samples, from the shortest input to MAX_CHECKED_SECONDS."""
-    shortest = embedder.min_samples
+    embedder = module.embedder
     longest = MAX_CHECKED_SECONDS * embedder.sample_rate
     longest = min(embedder.max_samples, longest)
-    lengths = np.geomspace(shortest, longest, NUM_LENGTHS)
+    lengths = np.geomspace(module.min_samples, longest, NUM_LENGTHS)
     return [round(length) for length in lengths]
 
 

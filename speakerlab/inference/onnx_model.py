@@ -19,6 +19,7 @@ from speakerlab.checkpoints.model_files import refuse_substitute
 from speakerlab.core.reading import parse_json
 from speakerlab.core.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
+from speakerlab.inference.passes import PASSES
 from speakerlab.scoring.calibration import Calibration
 
 INPUT, OUTPUT = "wave", "embedding"
@@ -93,6 +94,8 @@ class OnnxModel:
                 f"{path}: no such model; make one with `speakerlab export`"
             )
         refuse_substitute(path)
+        # The program may change its folder before the file is opened again.
+        self._file = path.absolute()
         self._num_threads = num_threads
         self._process = os.getpid()
         self._session = open_session(path, num_threads=num_threads)
@@ -119,14 +122,42 @@ class OnnxModel:
         if self._process != os.getpid():
             self._open_again()
         wave_BS = np.ascontiguousarray(wave_BS, dtype=np.float32)
-        (emb_BD,) = self._session.run([OUTPUT], {INPUT: wave_BS})
+        with PASSES.running():
+            (emb_BD,) = self._session.run([OUTPUT], {INPUT: wave_BS})
         return emb_BD
+
+    def frames_of_window(self, wave_1S: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Raise ValueError: an exported graph returns embeddings alone."""
+        del wave_1S
+        raise ValueError(
+            f"{self.source}: an .onnx file returns embeddings, no frames; use the model"
+            " folder that it was exported from"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: the path of the file instead of the session."""
+        state = dict(self.__dict__)
+        del state["_session"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the file again; ValueError if another model has taken its place."""
+        self.__dict__.update(state)
+        self._session = open_session(self._file, num_threads=self._num_threads)
+        self._process = os.getpid()
+        metadata = metadata_of(self._session, self.source)
+        facts = Facts.from_texts(metadata, where=str(self.source))
+        if facts.sha256 != self.sha256:
+            raise ValueError(
+                f"{self.source}: has model {facts.sha256[:12]} now, not"
+                f" {self.sha256[:12]} (sha256) that was pickled; load it again"
+            )
 
     def _open_again(self) -> None:
         """Replace the session in a forked process, which lacks the threads of its parent's."""
         # Never deleted, because its destructor would wait for these threads for ever.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
-        self._session = open_session(self.source, num_threads=self._num_threads)
+        self._session = open_session(self._file, num_threads=self._num_threads)
         self._process = os.getpid()
 
 

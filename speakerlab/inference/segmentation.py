@@ -1,18 +1,23 @@
-"""Segmentation model in ONNX: which of up to three local speakers speak, in windows of 10 s.
+"""Segmentation model: which of up to three local speakers speak, in windows of 10 s.
 
-The file is pyannote/segmentation-3.0 (MIT) in ONNX; `diarization/overlap.py` describes its output.
+The model is a folder of the task `segmentation`, run by torch, or pyannote/segmentation-3.0 (MIT)
+in ONNX; `diarization/overlap.py` describes the output of both.
 Letters: S samples, W windows, F frames of a window, C classes.
 """
 
 import math
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import softmax
 
+from speakerlab.checkpoints.model_files import SEGMENTER, find_model
+from speakerlab.core.atomic import file_sha256
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.overlap import (
+    FIELD_SAMPLES,
     HOP_SAMPLES,
     SAMPLE_RATE,
     SPEAKERS_CL,
@@ -26,44 +31,37 @@ WINDOW_FRAMES = 589  # output frames in a window
 STEP_FRAMES = 148
 
 
+class Runtime(Protocol):
+    """Segmentation network of a file or a folder."""
+
+    sha256: str  # of its weights
+
+    def log_prob(self, window_S: np.ndarray) -> np.ndarray:
+        """Return the unnormalized log-probabilities (F, C) of a window, float32 in [-1, 1]."""
+        ...
+
+
 class Segmentation:
-    """Segmentation model in an ONNX file, on one thread; open it once for many recordings."""
+    """Segmentation model; open it once for many recordings."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Open a file.
+    def __init__(self, path: Path | str, *, device: Any = "auto") -> None:
+        """Open a model folder or an experiment, or an ONNX file, which runs on one thread.
 
-        Raises FileNotFoundError or ValueError for a file that is missing, damaged or another model,
-        and ModuleNotFoundError if onnxruntime is not installed.
+        device: of a folder, as in `SpeakerModel`. Raises FileNotFoundError or ValueError for what
+        is missing, damaged or another model, and ModuleNotFoundError for an ONNX file if
+        onnxruntime is not installed.
         """
         path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path}: is no file; give a segmentation model in ONNX"
-            )
-        self._session = open_session(path, num_threads=1)
-        inputs = self._session.get_inputs()
-        outputs = self._session.get_outputs()
-        shapes = [value.shape for value in (*inputs, *outputs)]
-        metadata = metadata_of(self._session, path)
-        rate = metadata.get("sample_rate", str(SAMPLE_RATE))
-        try:
-            # One input (batch, channel, sample) and one output (batch, frame, class).
-            num_dims = [len(shape) for shape in shapes]
-            if num_dims != [3, 3] or rate != str(SAMPLE_RATE):
-                raise ValueError(f"inputs and outputs {shapes}, {rate} Hz")
-            self._input = inputs[0].name
-            # Shapes in the file may have names instead of sizes, so run the model once.
-            silence_S = np.zeros(WINDOW_SAMPLES, dtype=np.float32)
-            log_prob_FC = self._log_prob(silence_S)
-            shape = log_prob_FC.shape
-            if shape != (WINDOW_FRAMES, len(SPEAKERS_CL)):
-                raise ValueError(f"{shape} for 10 s")
-        except Exception as error:  # the types differ between versions of onnxruntime
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"{path}: is not pyannote/segmentation-3.0, got {reason}; export that"
-                " model to ONNX"
-            ) from None
+        self._runtime: Runtime
+        if path.suffix == ".onnx" or path.is_file():
+            self._runtime = OnnxRuntime(path)
+        else:
+            self._runtime = TorchRuntime(path, device=device)
+
+    @property
+    def sha256(self) -> str:
+        """Return the digest of the weights or, of an ONNX model, of the file."""
+        return self._runtime.sha256
 
     def run(self, wave_S: np.ndarray, *, sample_rate: int) -> LocalSpeakers:
         """Return the local speakers of a spooled wave, int16, of any rate and length."""
@@ -88,12 +86,80 @@ class Segmentation:
             window_S = int16_S.astype(np.float32) / FULL_SCALE
             num_missing = WINDOW_SAMPLES - len(window_S)
             window_S = np.pad(window_S, (0, num_missing))
-            log_prob_FC = self._log_prob(window_S)
+            log_prob_FC = self._runtime.log_prob(window_S)
             prob_FC[:] = softmax(log_prob_FC, axis=1)
         return LocalSpeakers(prob_WFC, start_W)
 
-    def _log_prob(self, window_S: np.ndarray) -> np.ndarray:
-        """Return the unnormalized log-probabilities of the classes, (F, C)."""
+
+class TorchRuntime:
+    """Segmentation network of a model folder or an experiment."""
+
+    def __init__(self, path: Path, *, device: Any = "auto") -> None:
+        folder = find_model(path, SEGMENTER)
+        # An ONNX file needs no torch.
+        from speakerlab.checkpoints.published import load_segmenter
+        from speakerlab.inference.torch_model import choose_device
+
+        published = load_segmenter(folder)
+        segmenter = published.segmenter
+        grid = (segmenter.sample_rate, segmenter.hop_samples, segmenter.field_samples)
+        known_grid = (SAMPLE_RATE, HOP_SAMPLES, FIELD_SAMPLES)
+        if grid != known_grid or segmenter.num_sets != len(SPEAKERS_CL):
+            raise ValueError(
+                f"{folder}: has frames of other samples {grid} than {known_grid}, which"
+                " diarization expects; train pyannet at 16 kHz"
+            )
+        self.sha256 = published.sha256
+        self.device = choose_device(device)
+        # The network was never run on other devices.
+        if self.device.type == "mps":
+            self.device = choose_device("cpu")
+        self._segmenter = segmenter.to(self.device)
+
+    def log_prob(self, window_S: np.ndarray) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            wave_1S = torch.from_numpy(window_S)[None].to(self.device)
+            log_prob_1FC = self._segmenter(wave_1S)
+        return log_prob_1FC[0].float().cpu().numpy()
+
+
+class OnnxRuntime:
+    """Segmentation model in an ONNX file, on one thread."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path}: is no file; give a segmentation model in ONNX, or the folder of"
+                " one"
+            )
+        self._session = open_session(path, num_threads=1)
+        self.sha256 = file_sha256(path)
+        inputs = self._session.get_inputs()
+        outputs = self._session.get_outputs()
+        shapes = [value.shape for value in (*inputs, *outputs)]
+        metadata = metadata_of(self._session, path)
+        rate = metadata.get("sample_rate", str(SAMPLE_RATE))
+        try:
+            # One input (batch, channel, sample) and one output (batch, frame, class).
+            num_dims = [len(shape) for shape in shapes]
+            if num_dims != [3, 3] or rate != str(SAMPLE_RATE):
+                raise ValueError(f"inputs and outputs {shapes}, {rate} Hz")
+            self._input = inputs[0].name
+            # Shapes in the file may have names instead of sizes, so run the model once.
+            silence_S = np.zeros(WINDOW_SAMPLES, dtype=np.float32)
+            shape = self.log_prob(silence_S).shape
+            if shape != (WINDOW_FRAMES, len(SPEAKERS_CL)):
+                raise ValueError(f"{shape} for 10 s")
+        except Exception as error:  # the types differ between versions of onnxruntime
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"{path}: is not pyannote/segmentation-3.0, got {reason}; export that"
+                " model to ONNX"
+            ) from None
+
+    def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         wave_11S = window_S[None, None]
         (log_prob_1FC,) = self._session.run(None, {self._input: wave_11S})
         return log_prob_1FC[0]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from speakerlab.checkpoints.model_files import read_card
 from speakerlab.core.atomic import replacing
@@ -31,19 +30,6 @@ log = logging.getLogger(__name__)
 
 MIN_COSINE = 0.99  # between sherpa-onnx's embedding and ours of the worst recording
 NUM_BINS = 80  # of sherpa-onnx
-
-
-class OfFeatures(export.Traced):
-    """Module to export: subtracts the mean of log mel energies, then computes the embedding."""
-
-    input = "features"
-
-    def input_of(self, wave: Tensor) -> Tensor:
-        """Return our features; subtracting the mean again changes nothing."""
-        return self.embedder.features(wave)
-
-    def forward(self, wave: Tensor) -> Tensor:
-        return super().forward(wave.clone())  # `forward` subtracts the mean in place
 
 
 def export_sherpa(
@@ -75,7 +61,7 @@ def export_sherpa(
     ours_ND = SpeakerModel(runtime).embed_many(waves)
     with replacing(out) as partial:
         export.write_graph(
-            OfFeatures(embedder),
+            export.OfFeatures(embedder),
             partial,
             out,
             texts=texts_of(runtime),

@@ -4,31 +4,40 @@
     model.embed("a.wav")
 
 torch is imported only for models that run with it; an ONNX file does not need it.
-Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
+Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes or channels,
+W windows, T frames, F values of a frame.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.counting import count_of
+from speakerlab.core.distribution import refuse_other
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import was_forked
+from speakerlab.core.process import return_freed_memory, was_forked
 from speakerlab.core.registry import use_plugins
-from speakerlab.core.windows import embed_in_windows, group_rows
+from speakerlab.core.windows import embed_in_windows, group_rows, window_bounds
 from speakerlab.data.audio import name_of
-from speakerlab.data.convert import Channels, read_channels, read_wave
-from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
+from speakerlab.data.convert import (
+    Channels,
+    read_channels,
+    read_wave,
+    spool_channels,
+    spool_wave,
+    warn_of_levels,
+)
+from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
 from speakerlab.inference.enrolled import (
     add_speakers,
     check_name,
@@ -52,9 +61,20 @@ log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "auto")
 # Row of `sources`, and its embedding (or wave) or the error.
 Result = tuple[int, np.ndarray | Exception]
+Windows = tuple[np.ndarray, np.ndarray]  # times_W2 and emb_WD
 MIN_COPY_COSINE = 1 - 1e-5  # two recordings of a voice are less alike
 # Audio in a group of recordings: one group is read while another is embedded.
 READ_AHEAD_SECONDS = 64
+# Audio between two returns of freed memory, which take about 0.1 s.
+RETURN_MEMORY_SECONDS = 120
+
+
+class Loaded(NamedTuple):
+    """A source whose turn has come, and its wave or the error."""
+
+    row: int
+    source: Any
+    wave: np.ndarray | Exception
 
 
 @dataclass(frozen=True)
@@ -114,16 +134,19 @@ def load_model(
     plugins: Path | None = None,
 ) -> "SpeakerModel":
     """Load a model; see `speakerlab.load`."""
+    refuse_other()
     # First, because the class of the model may be in that folder.
     if plugins is not None:
         use_plugins(plugins)
     if not isinstance(model, str | Path):
-        raise ValueError(f"model: must be a path or hub:NAME, got {model!r}")
+        raise ValueError(
+            f"model: must be a path, hub:NAME or hf:owner/name, got {model!r}"
+        )
     if precision not in PRECISIONS:
         raise ValueError(
             f"precision: must be {', '.join(PRECISIONS)}, got {precision!r}"
         )
-    # A hub:NAME is downloaded; a path stays unchanged.
+    # A published model is downloaded; a path stays unchanged.
     model = local(model)
 
     # The runtimes are imported here, so that an ONNX model needs no torch.
@@ -176,6 +199,7 @@ class SpeakerModel:
         self.precision = runtime.precision
         self.speakers: dict[str, np.ndarray] = {}
         self.enrolled_by = self.sha256  # model of these speakers
+        self.seconds_embedded = 0.0  # since freed memory was returned
 
     def __repr__(self) -> str:
         runtime = self.runtime
@@ -250,7 +274,8 @@ class SpeakerModel:
     ) -> Iterator[Result]:
         """Yield (row of `sources`, its emb_D or the error), in any order.
 
-        progress: show a bar on a terminal or in a notebook, in this unit. check_levels: as in
+        Every row is yielded, whatever its source is: an error of a library is a ValueError of one
+        line. progress: show a bar on a terminal or in a notebook, in this unit. check_levels: as in
         `embed_many`.
         """
         # An open file is an iterator too, but a single recording.
@@ -269,7 +294,7 @@ class SpeakerModel:
             )
         bar = progress_bar(total=len(sources), unit=unit, shown=progress)
         # A single thread reads, because the groups are consecutive parts of `numbered`.
-        numbered = enumerate(sources)
+        numbered = enumerate(_each(sources))
         read = partial(
             self._read,
             sample_rate=sample_rate,
@@ -286,11 +311,124 @@ class SpeakerModel:
                 # The thread reads the next group while this one is embedded.
                 pending = reader.submit(read_group)
                 for row, result in self._embed_group(group):
-                    if _has_nan(result):
-                        text = "the embedding has NaN; check the audio and the model"
-                        result = ValueError(f"{name_of(sources[row])}: {text}")
                     yield row, result
                     bar.update()
+
+    @overload
+    def embed_windows(
+        self,
+        audio: Any,
+        sample_rate: int | None = ...,
+        *,
+        window: float = ...,
+        step: float = ...,
+        channels: Channels = ...,
+        progress: bool = ...,
+    ) -> Windows: ...
+
+    @overload
+    def embed_windows(
+        self,
+        audio: Any,
+        sample_rate: int | None = ...,
+        *,
+        window: float = ...,
+        step: float = ...,
+        channels: Literal["each"],
+        progress: bool = ...,
+    ) -> list[Windows]: ...
+
+    def embed_windows(
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        window: float = WINDOW_SECONDS,
+        step: float = STEP_SECONDS,
+        channels: Channels | Literal["each"] = None,
+        progress: bool = False,
+    ) -> Windows | list[Windows]:
+        """Return (times_W2, emb_WD) of the windows of one recording; channels="each": of each.
+
+        times_W2, float64: start and end of each window in seconds; emb_WD, float32: row w is the
+        embedding of these samples alone. window, step: in seconds, rounded to whole samples. The
+        last window ends with the recording; a shorter recording is one shorter window. Windows of
+        digital silence are left out. A model with a VAD removes silence within each window. A file
+        of any length needs little memory besides the result.
+        Raises ValueError for windows that leave gaps, and if every window is silent (with "each",
+        such a channel has no windows).
+        """
+        source = audio() if callable(audio) else audio
+        where = name_of(source)
+        if channels == "each":
+            waves = spool_channels(
+                source,
+                sample_rate=self.sample_rate,
+                source_rate=sample_rate,
+            )
+            windows_of_channels: list[Windows] = []
+            for number, wave_S in enumerate(waves, start=1):
+                windows = self._embed_windows_of(
+                    wave_S,
+                    window,
+                    step,
+                    where=f"{where}, channel {number}",
+                    progress=progress,
+                )
+                windows_of_channels.append(windows)
+            return windows_of_channels
+        wave_S = self._read_long(source, sample_rate, channels)
+        times_W2, emb_WD = self._embed_windows_of(
+            wave_S,
+            window,
+            step,
+            where=where,
+            progress=progress,
+        )
+        if not len(times_W2):
+            raise ValueError(
+                f"{where}: is silent in every window; give a recording of a voice"
+            )
+        return times_W2, emb_WD
+
+    def frames(
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (times_T, frames_TF) of one recording: what the model pools into its embedding.
+
+        times_T, float64: the middle of each frame in seconds; frames are 10 to 80 ms apart, which
+        depends on the network. frames_TF, float32: the input of its pooling; F is the number of
+        channels (of maps: channels x bins), and the values have no unit. A model with a VAD has no
+        frames of the silence that it removes. Longer than `max_seconds`, a recording is cut into
+        equal windows as for its embedding, and a frame sees its window only.
+        Raises ValueError for an `.onnx` file, for a network without a `Pooling` (SimAM-ResNet), and
+        for a recording that is too short for a frame.
+        """
+        wave_S = self._read(audio, sample_rate=sample_rate, channels=channels)
+        seconds_S = np.arange(len(wave_S)) / self.sample_rate
+        if self.runtime.vad is not None:
+            # The samples that are kept have other places in the recording.
+            is_kept_S = self.runtime.vad.speech_mask(wave_S)
+            wave_S = wave_S[is_kept_S]
+            seconds_S = seconds_S[is_kept_S]
+        min_samples = self.runtime.min_samples
+        if len(wave_S) < min_samples:
+            raise ValueError(
+                f"{name_of(audio)}: has {len(wave_S) / self.sample_rate:.3f} s, a frame"
+                f" needs {min_samples / self.sample_rate:.3f} s; give a longer recording"
+            )
+        times: list[np.ndarray] = []
+        frames: list[np.ndarray] = []
+        bounds = window_bounds(len(wave_S), max_samples=self.runtime.max_samples)
+        for first, end in bounds:
+            middle_T, frames_TF = self.runtime.frames_of_window(wave_S[None, first:end])
+            times.append(seconds_S[first:end][middle_T])
+            frames.append(frames_TF)
+        return np.concatenate(times), np.concatenate(frames)
 
     def verify(
         self,
@@ -615,33 +753,63 @@ class SpeakerModel:
             )
         return None
 
-    def _embed_group(self, group: Sequence[Result]) -> Iterator[Result]:
+    def _embed_group(self, group: Sequence[Loaded]) -> Iterator[Result]:
         """Embed waves in batches of equal length, window by window; yield errors unchanged."""
-        rows: list[int] = []
+        loaded: list[Loaded] = []
         waves: list[np.ndarray] = []
-        for row, wave_S in group:
-            if isinstance(wave_S, Exception):
-                yield row, wave_S
+        for item in group:
+            if isinstance(item.wave, Exception):
+                yield item.row, item.wave
             else:
-                rows.append(row)
-                waves.append(wave_S)
+                loaded.append(item)
+                waves.append(item.wave)
 
         # Only waves of equal length share a batch: padding would change their embeddings.
         num_samples = [len(wave_S) for wave_S in waves]
         for batch in group_rows(num_samples):
-            batch_waves = [waves[index] for index in batch]
-            # A single recording is not copied, because it may be an hour long.
-            wave_BS = batch_waves[0][None]
-            if len(batch) > 1:
-                wave_BS = np.stack(batch_waves)
+            results = self._embed_batch([waves[index] for index in batch])
+            for index, result in zip(batch, results):
+                row, source, _ = loaded[index]
+                if isinstance(result, Exception):
+                    result = _error_of(source, result)
+                elif not np.isfinite(result).all():
+                    text = "the embedding has NaN; check the audio and the model"
+                    result = ValueError(f"{_safe_name(source)}: {text}")
+                yield row, result
+
+    def _embed_batch(
+        self, waves: Sequence[np.ndarray]
+    ) -> Sequence[np.ndarray | Exception]:
+        """Return emb_D or the error of each of several waves of equal length."""
+        # A single recording is not copied, because it may be an hour long.
+        wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)
+        try:
             emb_BD = embed_in_windows(
                 wave_BS,
                 self.runtime.embed_window,
                 min_samples=self.runtime.min_samples,
                 max_samples=self.runtime.max_samples,
             )
-            for index, emb_D in zip(batch, emb_BD):
-                yield rows[index], emb_D
+        except Exception as error:
+            if len(waves) == 1:
+                return [error]
+            # For example, too many for the memory of a GPU.
+            results: list[np.ndarray | Exception] = []
+            for wave_S in waves:
+                results += self._embed_batch([wave_S])
+            return results
+        self._return_memory(wave_BS.size / self.sample_rate)
+        return list(emb_BD)
+
+    def _return_memory(self, seconds: float) -> None:
+        """Return freed memory to the system from time to time; seconds: of audio just embedded.
+
+        Each length needs blocks of other sizes, between which ever more free memory would remain.
+        """
+        self.seconds_embedded += seconds
+        if self.seconds_embedded >= RETURN_MEMORY_SECONDS:
+            self.seconds_embedded = 0.0
+            return_freed_memory()
 
     def _embed_all(self, sources: Sequence[Any]) -> np.ndarray:
         """Return emb_ND of all sources; if some cannot be embedded, one error lists them."""
@@ -686,6 +854,52 @@ class SpeakerModel:
         )
         return wave_S, seconds
 
+    def _embed_windows_of(
+        self,
+        wave_S: np.ndarray,
+        window: float,
+        step: float,
+        *,
+        where: str,
+        progress: bool,
+    ) -> Windows:
+        """Return (times_W2, emb_WD) of a wave; no windows if it is digital silence."""
+        rate = self.sample_rate
+        warn_of_levels(wave_S, sample_rate=rate, where=where)
+        times: list[tuple[float, float]] = []
+        reads: list[Callable[[], np.ndarray]] = []
+        for first, end in _window_samples(len(wave_S), window, step, sample_rate=rate):
+            window_S = wave_S[first:end]
+            # Digital silence has no embedding.
+            if window_S.min() != window_S.max():
+                times.append((first / rate, end / rate))
+                # Reads from the temporary file when its turn comes.
+                reads.append(partial(wave_S.__getitem__, slice(first, end)))
+        emb_WD = self.embed_many(
+            reads,
+            check_levels=False,
+            progress=progress,
+            unit="windows",
+        )
+        times_W2 = np.array(times, dtype=np.float64).reshape(-1, 2)
+        return times_W2, emb_WD
+
+    def _read_long(
+        self, source: Any, sample_rate: int | None, channels: Channels
+    ) -> np.ndarray:
+        """Return wave_S at the model's rate: of a file int16, without holding it in memory."""
+        is_array = hasattr(source, "dtype")
+        # An array is in memory already, and may have more digits than 16 bits.
+        read = read_wave if is_array else spool_wave
+        options: dict[str, Any] = {"check_levels": False} if is_array else {}
+        return read(
+            source,
+            sample_rate=self.sample_rate,
+            source_rate=sample_rate,
+            channels=channels,
+            **options,
+        )
+
     def _read(
         self,
         source: Any,
@@ -710,22 +924,24 @@ class SpeakerModel:
         self,
         numbered: Iterator[tuple[int, Any]],
         read: Callable[[Any], np.ndarray],
-    ) -> list[Result]:
+    ) -> list[Loaded]:
         """Read about a minute of recordings at the model's rate; empty if none is left."""
-        group: list[Result] = []
+        group: list[Loaded] = []
         seconds = 0.0
         vad = self.runtime.vad
         for row, source in numbered:
-            # A recording that cannot be read must not stop the others.
+            # A recording that cannot be read must not stop the others, whatever is wrong with it.
             try:
+                if isinstance(source, Exception):
+                    raise source
                 wave_S = read(source)
                 # The VAD takes the whole recording, because its thresholds depend on all levels.
                 if vad is not None:
                     wave_S = vad(wave_S)
                 seconds += len(wave_S) / self.sample_rate
-                group.append((row, wave_S))
-            except (ValueError, OSError) as error:
-                group.append((row, error))
+                group.append(Loaded(row, source, wave_S))
+            except Exception as error:
+                group.append(Loaded(row, source, _error_of(source, error)))
             # The whole group is in memory, so its size is limited.
             if seconds >= READ_AHEAD_SECONDS:
                 break
@@ -752,6 +968,34 @@ def check_point(far: float | None, threshold: float | None) -> None:
         )
 
 
+def _window_samples(
+    num_samples: int, window: float, step: float, *, sample_rate: int
+) -> list[tuple[int, int]]:
+    """Return (first sample, end) of each window of a recording."""
+    lengths: dict[str, int] = {}
+    for name, seconds in (("window", window), ("step", step)):
+        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+        # The comparison is also false for nan.
+        if not is_number or not 1 <= seconds * sample_rate < np.inf:
+            raise ValueError(
+                f"{name}: must be seconds, at least one sample, got {seconds!r}; correct"
+                " it"
+            )
+        lengths[name] = round(seconds * sample_rate)
+    if step > window:
+        raise ValueError(
+            f"step: windows of {window:g} s every {step:g} s leave gaps; give a step of"
+            " at most the window"
+        )
+    # In samples instead of seconds, so that the times of windows are exact.
+    windows = cut_windows(
+        [(0, num_samples)],
+        window_seconds=lengths["window"],
+        step_seconds=lengths["step"],
+    )
+    return [(round(first), round(end)) for first, end in windows]
+
+
 def _without_copies(unit_ND: np.ndarray, name: str) -> np.ndarray:
     """Return the rows that are no copies of an earlier one, which would weigh it double."""
     cosine_NN = unit_ND @ unit_ND.T
@@ -766,11 +1010,40 @@ def _without_copies(unit_ND: np.ndarray, name: str) -> np.ndarray:
     return unit_ND[~is_copy_N]
 
 
-def _has_nan(result: np.ndarray | Exception) -> bool:
-    """Return whether a result is an embedding with NaN or infinity."""
-    if isinstance(result, Exception):
-        return False
-    return not np.isfinite(result).all()
+def _each(sources: Iterable[Any] | Sized) -> Iterator[Any]:
+    """Yield as many sources as there are, or the error of getting one."""
+    num_sources = len(sources)  # pyright: ignore[reportArgumentType]
+    # The iterator of a sequence ends at the first error of its `__getitem__`.
+    is_indexed = isinstance(sources, Sequence) or not hasattr(sources, "__iter__")
+    items = None if is_indexed else iter(sources)  # pyright: ignore
+    for row in range(num_sources):
+        try:
+            yield sources[row] if items is None else next(items)  # pyright: ignore
+        except StopIteration:
+            yield ValueError(
+                f"sources: end after {row} of {num_sources} recordings; give a list"
+            )
+        except Exception as error:
+            yield _error_of(f"sources[{row}]", error)
+
+
+def _error_of(source: Any, error: Exception) -> Exception:
+    """Return the error of a source as one for users: that of a library in one line."""
+    if isinstance(error, ValueError | OSError | ImportError):
+        return error
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    line = f"{_safe_name(source)}: cannot be used ({reason}); check the recording"
+    in_one_line = ValueError(line)
+    in_one_line.__cause__ = error
+    return in_one_line
+
+
+def _safe_name(source: Any) -> str:
+    """Return the name of a source for messages, also of one whose attributes raise errors."""
+    try:
+        return name_of(source)
+    except Exception:
+        return f"audio ({type(source).__name__})"
 
 
 def _rank(names: Iterable[str], score_N: np.ndarray) -> list[tuple[str, float]]:

@@ -1,8 +1,9 @@
 """Worker processes of this host, which compute chunks of an extraction.
 
 Processes are forked before threads or a GPU are used, share the chunks evenly, and die with their
-parent. On a CPU, a process computes as many batches at a time as it has threads, each batch with
-one thread, so that the bits do not depend on the number of processes and threads.
+parent. Elsewhere than on Linux, a single process does the work. On a CPU, a process computes as
+many batches at a time as it has threads, each batch with one thread, so that the bits do not depend
+on the number of processes and threads.
 """
 
 import multiprocessing
@@ -34,7 +35,7 @@ from speakerlab.training.precision import (
 
 MAX_THREADS = 8  # of a process; more threads would wait for the GIL
 SECONDS_PER_UPDATE = 0.5
-FORKED = multiprocessing.get_context("fork")
+CONTEXT = multiprocessing.get_context(process.START_METHOD)
 
 
 def share_threads(nproc: int, wanted: int | str = "auto") -> int:
@@ -64,14 +65,14 @@ def precision_here(precision: str) -> Precision:
     """Resolve fp32, bf16 or auto on this host; the least capable of several GPUs decides.
 
     The GPUs are queried in a separate process, because a process that has used a GPU cannot fork.
-    If this process has already used a GPU, it queries them itself.
+    If this process has already used a GPU, or never forks, it queries them itself.
     """
     if precision == "fp32":
         return resolve_precision(precision, "cpu")  # the same on any device
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() or not process.IS_LINUX:
         cards = _cards()
     else:
-        with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
+        with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
             cards = pool.submit(_cards).result()
     if cards:
         return resolve_precision(precision, "cuda", cards)
@@ -102,6 +103,11 @@ def embed_chunks(
     """
     if not todo:
         return 0
+    if nproc > 1 and not process.IS_LINUX:
+        raise ValueError(
+            f"--nproc: {nproc} processes, but extracting with more than one"
+            f" {process.LINUX_ONLY}; leave --nproc out"
+        )
     count = min(nproc, len(todo))
     shares = [todo[index::count] for index in range(count)]
     total = 0  # utterances
@@ -109,7 +115,7 @@ def embed_chunks(
         for rows in work.chunks[chunk]:
             total += len(rows)
     num_workers = auto_workers(nproc)
-    num_doubtful = FORKED.Value("q", 0)
+    num_doubtful = CONTEXT.Value("q", 0)
     embed = partial(
         _embed_share,
         work,
@@ -129,12 +135,12 @@ def embed_chunks(
 
 
 def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
-    done = FORKED.Value("q", 0)  # utterances
+    done = CONTEXT.Value("q", 0)  # utterances
     # The fork inherits the model and the data; nothing is pickled.
     parent = os.getpid()
     pool = ProcessPoolExecutor(
         count,
-        mp_context=FORKED,
+        mp_context=CONTEXT,
         initializer=_start,
         initargs=(parent, embed, done),
     )

@@ -16,15 +16,21 @@ from speakerlab.models.pooling import Pooling
 FRAME_STEP = 2
 
 
+def find_pooling(backbone: nn.Module) -> Pooling | None:
+    """Return the last pooling over time; None if the backbone has none."""
+    poolings = [part for part in backbone.modules() if isinstance(part, Pooling)]
+    return poolings[-1] if poolings else None
+
+
 def pooling_of(backbone: nn.Module) -> Pooling:
     """Return the last pooling over time; ValueError if the backbone has none."""
-    poolings = [part for part in backbone.modules() if isinstance(part, Pooling)]
-    if not poolings:
+    pooling = find_pooling(backbone)
+    if pooling is None:
         raise ValueError(
             f"{type(backbone).__name__}: has no `Pooling`, whose input would be frames;"
             " set distil.frame_weight=0"
         )
-    return poolings[-1]
+    return pooling
 
 
 def num_channels(backbone: nn.Module) -> int:
@@ -36,7 +42,7 @@ def num_channels(backbone: nn.Module) -> int:
 class NotedFrames(threading.local):
     """Frames (B, C, T) of the last pass that a thread made; each thread sees its own.
 
-    Of each `FRAME_STEP` frames, the first is noted.
+    Of each `FRAME_STEP` frames, or so many as `noting_frames` was given, the first is noted.
     """
 
     last_BCT: Tensor | None = None
@@ -50,14 +56,18 @@ class NotedFrames(threading.local):
 
 
 @contextmanager
-def noting_frames(backbone: nn.Module) -> Iterator[NotedFrames]:
-    """Within the block, note the frames of each pass."""
+def noting_frames(
+    backbone: nn.Module, step: int | None = None
+) -> Iterator[NotedFrames]:
+    """Within the block, note each `step`th frame of each pass; None: `FRAME_STEP`."""
     noted = NotedFrames()
+    if step is None:
+        step = FRAME_STEP
 
     def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         del module
         frames_BCT = inputs[0].flatten(1, -2)
-        noted.last_BCT = frames_BCT[..., ::FRAME_STEP]
+        noted.last_BCT = frames_BCT[..., ::step]
 
     hook = pooling_of(backbone).register_forward_pre_hook(note)
     try:

@@ -21,6 +21,7 @@ Group = tuple[str, NDArray[np.intp]]  # a value, and the rows of its trials
 MAX_PAIRS = 12
 NUM_REPLICATES = 200
 P_TARGET = 0.01
+SHORTER_SIDE = "shorter side"  # condition: its duration
 SECONDS = (2.0, 4.0, 8.0, 16.0)  # edges of the duration bins
 
 
@@ -43,7 +44,7 @@ def condition_rows(
     groups: dict[str, Iterator[Group]] = {}
     for condition, table in columns.items():
         groups[condition] = _by_value(trials, table)
-    groups["shorter side"] = _by_duration(trials, seconds)
+    groups[SHORTER_SIDE] = _by_duration(trials, seconds)
 
     rows: list[dict[str, Any]] = []
     for condition, values in groups.items():

@@ -26,7 +26,7 @@ def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None
     assert len(scores_N) == len(trials), (len(scores_N), len(trials))
     with (
         replacing(Path(path)) as partial,
-        partial.open("w", encoding="utf-8") as stream,
+        partial.open("w", encoding="utf-8", newline="\n") as stream,
     ):
         for start in range(0, len(trials), LINES_AT_ONCE):
             block = slice(start, start + LINES_AT_ONCE)

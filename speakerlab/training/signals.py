@@ -11,14 +11,11 @@ import signal
 import threading
 from collections.abc import Callable
 
+from speakerlab.core.process import existing_signals
+
 log = logging.getLogger(__name__)
 # SIGUSR1: Slurm's warning before the time is up (--signal=USR1@180).
-SHUTDOWN = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGUSR1,
-    signal.SIGHUP,
-)
+SHUTDOWN = existing_signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 PATIENCE_SECONDS = 25.0  # torchrun and most schedulers kill after 30
 
 
@@ -54,7 +51,7 @@ class Signals:
         for number in SHUTDOWN:
             # A training that is started with nohup must survive the end of the terminal.
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
-            if number == signal.SIGHUP and is_ignored:
+            if number.name == "SIGHUP" and is_ignored:
                 continue
             signal.signal(number, self._note)
         signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)

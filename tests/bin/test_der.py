@@ -1,5 +1,6 @@
 """Scoring RTTM files: what is printed and written, and what is refused."""
 
+import json
 import re
 from pathlib import Path
 
@@ -93,6 +94,51 @@ def test_rates_protocol_and_counts_are_printed_and_written(
     assert last["der"] == pytest.approx(0.1)
     assert last["num_speakers"] == 2
     assert last["num_found"] == 3
+
+
+def test_json_of_each_pair_is_a_line(tmp_path, capsys, pair):
+    ref, hyp = pair
+    perfect = write_rttm(tmp_path / "perfect.rttm", ("a", 0, 6, "ann"))
+    main([ref, hyp, perfect, perfect, "--json"])
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["ref"], first["hyp"]) == (ref, hyp)
+    assert first["total"]["der"] == pytest.approx(1 / 60)
+    assert (second["ref"], second["hyp"]) == (perfect, perfect)
+    assert second["total"]["der"] == 0
+    assert second["total"]["der_ci95"] is None
+
+    # The same as in a file, whose path may follow.
+    path = tmp_path / "results.json"
+    main([ref, hyp, "--json", str(path)])
+    of_file = read_json(path)
+    assert {"ref": ref, "hyp": hyp, **of_file} == first
+    assert "DER 1.67 %" in capsys.readouterr().out
+
+    main([ref, hyp, perfect, perfect])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{ref} {hyp}" in lines
+    assert f"{perfect} {perfect}" in lines
+    assert sum(line.startswith("DER ") for line in lines) == 2
+
+
+def test_pairs_are_whole_and_files_are_of_one(tmp_path, pair, capsys):
+    ref, hyp = pair
+    before = Path(ref).read_bytes()
+    for words in ([ref, hyp, ref], ["--json", ref, hyp, ref, hyp]):
+        with refuses(words[-1], "pairs REF HYP"):
+            main(words)
+    # The path of REF is taken for the file to write.
+    with pytest.raises(SystemExit):
+        main(["--json", ref, hyp])
+    for option in ("--json", "--report"):
+        with refuses("der", "single pair"):
+            main([ref, hyp, ref, hyp, option, str(tmp_path / "out")])
+    missing = tmp_path / "missing.rttm"
+    with refuses(str(missing), "does not exist", error=FileNotFoundError):
+        main([ref, hyp, ref, str(missing), "--json"])
+    # Refused before the first pair is scored.
+    assert not capsys.readouterr().out
+    assert Path(ref).read_bytes() == before
 
 
 def test_the_minutes_with_the_most_errors_are_shown_and_played(tmp_path, caplog):

@@ -84,6 +84,7 @@ def read_jsonl(out: Path):
 
 
 READERS = [read_npy, read_ark, read_safetensors, read_jsonl]
+READERS_BY_NAME = {reader.__name__.removeprefix("read_"): reader for reader in READERS}
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -370,6 +371,94 @@ def test_channels_are_chosen_mixed_or_apart(exp, wavs, tmp_path, caplog):
     rejected = (tmp_path / "out.rejected.tsv").read_text()
     assert rejected.startswith(f"half-2\t{half_silent}\t")
     assert "channel 2: is silent" in rejected
+
+
+def times_of(out: Path, name: str) -> list[tuple[str, float, float]]:
+    """(recording, start, end) of each window, from the files of a format."""
+    if name == "jsonl":
+        rows = map(json.loads, Path(f"{out}.jsonl").read_text().splitlines())
+        return [(row["recording"], row["start"], row["end"]) for row in rows]
+    if name == "safetensors":
+        with safe_open(f"{out}.safetensors", framework="numpy") as file:
+            recordings = json.loads(file.metadata()["recordings"])
+            times_N2 = file.get_tensor("times_N2")
+        assert times_N2.dtype == np.float64
+        return [(r, *times) for r, times in zip(recordings, times_N2.tolist())]
+    ids = []
+    windows = []
+    for line in Path(f"{out}.segments").read_text().splitlines():
+        utterance, recording, start, end = line.split()
+        ids.append(utterance)
+        windows.append((recording, float(start), float(end)))
+    assert ids == READERS_BY_NAME[name](out)[0]
+    return windows
+
+
+@pytest.mark.parametrize("name", ["npy", "ark", "safetensors", "jsonl"])
+def test_windows_have_their_times_in_every_format(exp, wavs, tmp_path, name):
+    out = tmp_path / "windows"
+    lengths = ("--window", "0.6", "--step", "0.5")
+    embed_all(exp, out, *wavs, *lengths, "--format", name)
+    ids, emb_ND = READERS_BY_NAME[name](out)
+    assert times_of(out, name) == [
+        ("b", 0.0, 0.6),
+        ("b", 0.4, 1.0),
+        ("a", 0.0, 0.6),
+        ("a", 0.5, 1.1),
+        ("a", 0.7, 1.3),
+        ("c_d", 0.0, 0.6),
+        ("c_d", 0.4, 1.0),
+    ]
+    assert ids[:3] == ["b-000001", "b-000002", "a-000001"]
+    model = speakerlab.load(exp, device="cpu")
+    _, of_second_WD = model.embed_windows(wavs[1], window=0.6, step=0.5)
+    assert np.array_equal(emb_ND[2:5], of_second_WD)
+
+    # Whole recordings of a later run have no times.
+    embed_all(exp, out, *wavs, "--format", name)
+    assert not Path(f"{out}.segments").exists()
+    assert READERS_BY_NAME[name](out)[0] == IDS
+
+
+def test_windows_of_channels_and_files_that_cannot_be_read(exp, wavs, tmp_path, capsys):
+    call = tmp_path / "call.wav"
+    first_S = make_wave(0, 0, 2.0)
+    silence_S = np.zeros_like(first_S)
+    stereo_SC = np.stack([first_S, silence_S, make_wave(1, 0, 2.0)], axis=1)
+    audio.write(call, stereo_SC, RATE)
+    out = tmp_path / "calls"
+    missing = tmp_path / "missing.wav"
+    each = ("--channel", "each", "--window", "1", "--allow-rejected", "0.5")
+    embed_all(exp, out, call, missing, *each)
+    # The second channel is digital silence.
+    ids, _ = read_npy(out)
+    assert ids == [f"call-{n}-00000{w}" for n in (1, 3) for w in (1, 2, 3)]
+    assert refused(capsys.readouterr().err, str(missing))
+    assert str(missing) in Path(f"{out}.rejected.tsv").read_text()
+
+    facts = json.loads(Path(f"{out}.json").read_text())
+    assert (facts["window"], facts["step"]) == (1.0, 0.75)
+    audio.write(call, silence_S, RATE)
+    with refuses(f"{out}.rejected.tsv", "1 of 1 files"):
+        embed_all(exp, out, call, "--window", "1")
+    assert not Path(f"{out}.segments").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "subject", "value"),
+    [
+        (["--step", "1"], "--step", "--window"),
+        (["--window", "0"], "--window", "0"),
+        (["--window", "nan"], "--window", "nan"),
+        (["--window", "1", "--step", "-1"], "--step", "-1"),
+        (["--window", "0.5"], "--step", "0.75 s"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(
+    exp, wavs, tmp_path, options, subject, value
+):
+    with refuses(subject, value):
+        embed_all(exp, tmp_path / "out", *wavs, *options)
 
 
 def test_a_channel_that_is_missing_is_rejected(exp, wavs, tmp_path, capsys):

@@ -74,6 +74,7 @@ def test_help_and_wrong_options_take_little(arguments, values, code):
     [
         ("embed a.wav --model m --out o", "soundfile", "soundfile"),
         ("plan --model campplus", "yaml", "pyyaml"),
+        ("plot det a --out a.pdf", "matplotlib", "matplotlib"),
     ],
 )
 def test_a_missing_package_is_a_line_with_the_command_that_installs_it(

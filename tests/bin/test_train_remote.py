@@ -128,3 +128,9 @@ def test_a_training_from_s3_learns_what_one_on_a_disk_does(
     disk = tmp_path / "disk"
     run(train_command(disk, 2))
     assert weights(ranks) == weights(disk)
+
+    # Without any table of it on this host.
+    shutil.rmtree(copied / "train")
+    alone = tmp_path / "alone"
+    run(train_command(alone, 2, f"data.dir={copied}", f"data.train=[{address}]", cache))
+    assert weights(alone) == weights(disk)

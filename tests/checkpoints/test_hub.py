@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refuses
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+from figures import fill, read_figures
 
 from speakerlab.checkpoints import hub
 from speakerlab.checkpoints.catalogue import MODELS, known_name, near_miss
@@ -251,8 +256,50 @@ def test_file_put_into_the_cache_by_hand_is_used(server: Path, tmp_path: Path) -
 
 def test_addresses_are_those_of_the_publishers(monkeypatch) -> None:
     monkeypatch.delenv("SPEAKERLAB_HUB", raising=False)
-    assert hub._address(MODELS[NAME], Path()) == f"https://www.modelscope.cn/{PATH}"
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+
+    def address_of(name: str) -> str:
+        return hub._address(MODELS[known_name(name)], Path())
+
+    releases = "PalabraAI/redimnet2/releases/download/v1.0.0"
+    assert address_of(NAME) == f"https://www.modelscope.cn/{PATH}"
+    assert address_of("redimnet2-b3") == f"https://github.com/{releases}/b3-vox2-lm.pt"
+    assert address_of("redimnet2-b6-voxblink2").endswith("/b6-vb2%2Bvox2_v0-lm.pt")
+    file = "zl389/w2v-bert-2.0_SV/resolve/main/model_lmft_0.14.pth"
+    assert address_of("w2vbert2-sv") == f"https://huggingface.co/{file}"
+    monkeypatch.setenv("HF_ENDPOINT", "http://m/")
+    assert address_of("w2vbert2-sv") == f"http://m/{file}"
+
     monkeypatch.setenv("SPEAKERLAB_HUB", "http://m/")
-    address = hub._address(MODELS["wespeaker/voxceleb_CAM++"], Path())
-    assert address == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
-    assert len(MODELS) == 37
+    assert address_of("voxceleb_CAM++") == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
+    assert address_of("redimnet2-b3") == f"http://m/github/{releases}/b3-vox2-lm.pt"
+    assert len(MODELS) == 58
+
+
+@pytest.mark.slow
+def test_redimnet2_of_its_authors_is_imported(server: Path) -> None:
+    file = server / MODELS[known_name("redimnet2-b0")].path
+    file.parent.mkdir(parents=True)
+    state = {"spec.torchfbank.2.melbanks_pt": torch.zeros(72, 256, 1)}
+    for name, shape in read_figures("redimnet2_b0").shapes.items():
+        state[name] = fill(name, shape, 0)
+    torch.save({"model_config": {"C": 12}, "state_dict": state}, file)
+    published = load_published(hub.local("hub:redimnet2-b0"))
+    assert published.config.frontend["kind"] == "tfmel"
+    source = read_source(published.folder)
+    assert source
+    assert source["licence"] == "MIT"
+    assert source["training_data"] == "VoxCeleb2"
+
+
+def test_a_model_over_a_pretrained_one_names_it() -> None:
+    over_pretrained = [model for model in MODELS.values() if model.pretrained]
+    assert {model.pretrained for model in over_pretrained} == {
+        "hf:facebook/w2v-bert-2.0"
+    }
+    assert {model.short_name for model in over_pretrained} == {
+        "w2vbert2_mfa",
+        "w2vbert2_mfa_without_lm",
+        "w2vbert2-sv",
+        "w2vbert2-sv-without-lm",
+    }

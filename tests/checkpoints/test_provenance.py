@@ -21,7 +21,8 @@ def test_an_installed_package_has_the_commit_that_pip_recorded(monkeypatch, tmp_
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
     assert provenance.commit() == "unknown"
-    info = tmp_path / f"venv/speakerlab-{speakerlab.__version__}.dist-info"
+    name = f"speakerlab_toolkit-{speakerlab.__version__}.dist-info"
+    info = tmp_path / "venv" / name
     info.mkdir(parents=True)
     (info / "direct_url.json").write_text(
         '{"vcs_info": {"commit_id": "0123456789abcdef"}}'

@@ -60,7 +60,7 @@ def refusal(load, tmp_path: Path):
             "momentum, nesterov, weight_decay",
         ),
         ("lr: 0.2", "lr", "did you mean training.lr?"),
-        ("zzz-Q: 1", "zzz-Q", "augment, data, distil, frontend, head, "),
+        ("zzz-Q: 1", "zzz-Q", "augment, conversations, data, distil, "),
     ],
 )
 def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, nearest):
@@ -346,6 +346,22 @@ def test_a_model_of_a_version_with_cuda_graphs_still_loads(load, former, mode):
     config = load(TINY, f"runtime: {{cuda_graph: {former}}}")
     assert config.runtime.compile == mode
     assert "cuda_graph" not in config.to_dict()["runtime"]
+
+
+def test_an_old_setting_is_warned_of_but_not_one_that_a_model_has_recorded(
+    tmp_path, caplog
+):
+    for name, num_warnings in (("config.yaml", 0), ("mine.yaml", 1)):
+        caplog.clear()
+        path = tmp_path / name
+        path.write_text("model: {name: campplus}\nruntime: {cuda_graph: 'on'}\n")
+        for _ in range(2):  # as a command does
+            assert load_config([path]).runtime.compile == "reduce-overhead"
+        assert len(caplog.records) == num_warnings
+    assert str(path) in caplog.text
+    assert "runtime.compile=reduce-overhead" in caplog.text
+    assert load_config([path], ["runtime.micro_batch=probe"])
+    assert "--set runtime.micro_batch=probe" in caplog.text
 
 
 def test_a_former_argument_may_be_false(load):

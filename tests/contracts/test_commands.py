@@ -44,16 +44,27 @@ PUBLISHED = {
     "score": (
         "--exp! --trials+! --backend+ --development"
         " --calibration=auto|validation|cross|none --top-n --lda-dim --adapt"
-        " --p-target+ --force?"
+        " --p-target+ --force? --far --threshold --json?"
     ),
     "classify": "--exp! --data+! --force?",
     "fuse": "--trials! --scores+! --out! --dev-trials --dev-scores+ --speakers",
-    "compare": "SCORES+ --trials! --far --frr",
+    "compare": "SCORES+ --trials! --far --frr --json?",
     "compare-runs": "EXP+ --against --trials+ --json?",
-    "der": "REF HYP --uem --collar --skip-overlap? --json --report --data --force?",
+    "plot": (
+        "KIND=det|scores|roc|duration|confusion SYSTEM+ --trials --out! --width --font-size"
+        " --p-target+ --intervals? --data"
+    ),
+    "table": "SYSTEM+ --trials --format=latex|markdown|csv --out --p-target+",
+    "choose": (
+        "--data! --models+ --out --far --durations+ --codecs+ --snr+ --noise --utterances"
+        " --per-speaker --seconds --gpus"
+    ),
+    "der": (
+        "REF HYP MORE* --uem --collar --skip-overlap? --json? --report --data --force?"
+    ),
     "embed": (
         "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
-        "--runtime=torch|onnx --allow-rejected --channel --model! --device"
+        "--runtime=torch|onnx --allow-rejected --window --step --channel --model! --device"
         " --precision=fp32|bf16|auto"
     ),
     "verify": (
@@ -77,13 +88,14 @@ PUBLISHED = {
         "FILE? --list? --out! --force? --model-config --frontend=3dspeaker|wespeaker --speakers"
     ),
     "card": "MODEL",
+    "publish": "EXP --to! --revision --private? --licence --force?",
     "check-part": "PART --plugins --set*",
     "bench": (
         "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds"
         " --listen --json --profile? --steps --trace --exp"
     ),
     "export": (
-        "MODEL --out! --format=onnx|3dspeaker|sherpa-onnx --int8? --calibrate --test+ "
+        "MODEL --out! --format=onnx|3dspeaker|sherpa-onnx|wespeaker --int8? --calibrate --test+ "
         "--force?"
     ),
 }

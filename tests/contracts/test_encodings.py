@@ -1,4 +1,4 @@
-"""Text files have a stated encoding, so that they do not depend on the locale."""
+"""Text files do not depend on the system: they have a stated encoding, and `\\n` ends a line."""
 
 import ast
 from pathlib import Path
@@ -8,8 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "speakerlab").rglob("*.py"))
 SOURCES += sorted((ROOT / "egs/common").rglob("*.py"))
+SOURCES += sorted((ROOT / "examples").rglob("*.py"))
 # What has another `open`.
-OTHERS = {"av", "os", "self", "tarfile", "trainer"}
+OTHERS = {"av", "os", "self", "tarfile", "trainer", "wave"}
 # These open files without text: of the kernel, of locks, or where nothing is kept.
 WITHOUT_TEXT = {
     "speakerlab/bin/command.py": 1,
@@ -18,6 +19,11 @@ WITHOUT_TEXT = {
     "speakerlab/data/shards.py": 2,
     "speakerlab/training/group.py": 1,
     "egs/common/environment.py": 1,
+}
+# These write text with the line ends of the system: of locks, or a number without a line end.
+WITHOUT_LINES = {
+    "speakerlab/data/remote.py": 1,
+    "speakerlab/experiments/consistency.py": 1,
 }
 
 
@@ -88,5 +94,57 @@ def test_every_text_file_has_an_encoding():
                 lines.append(node.lineno)
         name = path.relative_to(ROOT).as_posix()
         if len(lines) > WITHOUT_TEXT.get(name, 0):
+            lines_of[name] = lines
+    assert lines_of == {}
+
+
+def writes_lines_of_the_system(node: ast.AST) -> bool:
+    """Return whether a call writes text whose lines end with two characters on Windows."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    names = {keyword.arg for keyword in node.keywords}
+    if "newline" in names:
+        return False
+    # Our own `write_text`, without an encoding, ends lines alike everywhere.
+    if node.func.attr == "write_text":
+        return "encoding" in names or len(node.args) > 1
+    if node.func.attr != "open" or "encoding" not in names:
+        return False
+    modes = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
+    return any(
+        isinstance(mode, ast.Constant) and str(mode.value)[:1] in "wax"
+        for mode in [*node.args[:1], *modes]
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("path.write_text(text, encoding='utf-8')", True),
+        ("path.write_text(text, 'utf-8')", True),
+        ("path.open('w', encoding='utf-8')", True),
+        ("path.open(mode='a', encoding='utf-8')", True),
+        ("path.write_text(text, encoding='utf-8', newline='\\n')", False),
+        ("path.open('w', encoding='utf-8', newline='')", False),
+        ("path.open(encoding='utf-8')", False),
+        ("path.open('r', encoding='utf-8')", False),
+        ("path.open('wb')", False),
+        ("write_text(path, text)", False),
+    ],
+)
+def test_lines_of_the_system_are_found(code, expected):
+    call = ast.parse(code, mode="eval").body
+    assert writes_lines_of_the_system(call) == expected
+
+
+def test_every_line_ends_alike_on_every_system():
+    lines_of: dict[str, list[int]] = {}
+    for path in (ROOT / "speakerlab").rglob("*.py"):
+        lines: list[int] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if writes_lines_of_the_system(node):
+                lines.append(node.lineno)
+        name = path.relative_to(ROOT).as_posix()
+        if len(lines) > WITHOUT_LINES.get(name, 0):
             lines_of[name] = lines
     assert lines_of == {}

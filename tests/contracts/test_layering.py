@@ -108,6 +108,7 @@ def find_nameless(root: Path) -> list[str]:
     patterns = (
         "speakerlab/**/*.py",
         "egs/*/*.py",
+        "examples/**/*.py",
         "tests/**/*.py",
         "benchmarks/**/*.py",
     )

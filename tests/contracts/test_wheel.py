@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from speakerlab import __version__
+from speakerlab.core.distribution import FOLDERS, NAME
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import setuptools.build_meta as backend; backend.build_{}('.')"
@@ -55,9 +56,10 @@ def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
     unpacked_files = {
         path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()
     }
-    info = Path(f"speakerlab-{__version__}.dist-info")
+    info = Path(f"{FOLDERS}-{__version__}.dist-info")
     assert {path for path in unpacked_files if info not in path.parents} == expected
     meta = message_from_bytes((unpacked / info / "METADATA").read_bytes())
+    assert meta["Name"] == NAME
     assert {"onnx", "report", "hub", "dev"} <= set(meta.get_all("Provides-Extra", []))
     assert (
         "speakerlab = speakerlab.__main__:main"
@@ -96,6 +98,35 @@ def test_its_command_works_in_another_folder(
     )
     assert done.returncode == code, done.stderr
     assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_theirs_newer", "arguments"),
+    [
+        (True, ["-m", "speakerlab", "--help"]),
+        (False, ["-m", "speakerlab", "--help"]),
+        (False, ["-c", "import speakerlab; speakerlab.load('exp')"]),
+    ],
+)
+def test_beside_the_files_of_3d_speaker_it_refuses_in_a_line(
+    unpacked, tmp_path, is_theirs_newer, arguments
+):
+    """PyPI's `speakerlab` and this package in one folder; what is installed last wins."""
+    site = tmp_path / "site"
+    shutil.copytree(unpacked, site)
+    (site / "speakerlab-0.0.6.dist-info").mkdir()
+    if is_theirs_newer:
+        (site / "speakerlab/__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert f"{NAME} and speakerlab 0.0.6; pip uninstall" in line
 
 
 def test_an_editable_install_is_found_beside_a_folder_of_the_same_name(clone, tmp_path):

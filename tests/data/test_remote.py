@@ -142,8 +142,9 @@ def test_a_store_has_the_bytes_of_a_disk(folder, make_data_dir, tmp_path):
     other = make_data_dir("other", speakers=range(4), seconds=[0.25, 1.0, 4.3])
     target = tmp_path / "store"
     pack_command([str(other), "--out", f"file://{target}", "--num-workers", "2"])
-    names = sorted(path.name for path in (folder / "shards").iterdir())
-    assert names == sorted(path.name for path in target.iterdir())
+    names = {path.name for path in (folder / "shards").iterdir()}
+    tables = {"wav.scp", "utt2spk", "utt2dur", "directory.json"}
+    assert {path.name for path in target.iterdir()} == names | tables
     for path in target.glob("*.tar"):
         assert path.read_bytes() == (folder / "shards" / path.name).read_bytes()
 
@@ -194,10 +195,12 @@ def test_an_interrupted_upload_continues(folder, monkeypatch):
         pack_data_dir(folder, layout=LAYOUTS["pcm"], store=store)
     assert not (folder / "shards").exists()
     pack_data_dir(folder, layout=LAYOUTS["pcm"], store=store)
-    # Each shard is uploaded once, and the index last.
+    # Each file is uploaded once; the index follows the shards, and the tables follow both.
     assert [name for name in uploaded if name != "failed"] == [
         *(f"shard-{number:05d}.tar" for number in range(4)),
         "index.safetensors",
+        *("utt2dur", "utt2spk", "wav.scp"),
+        "directory.json",
     ]
     assert_equal(waves_of(folder), expected)
 

@@ -124,7 +124,7 @@ def test_the_second_step_learns_voxceleb2_with_a_new_head():
         paths = [Path(layer) for layer in values_of("--config", tune)]
         config = load_config(paths, settings)
         training = config.training
-        assert config.data.train_folders == [VOXCELEB / "train"]
+        assert config.data.train_folders() == [VOXCELEB / "train"]
         assert config.augment.speeds == (1.0,)
         assert config.data.crop_seconds == 6.0
         assert training.init_head == "drop"

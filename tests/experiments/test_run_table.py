@@ -22,6 +22,7 @@ from speakerlab.experiments.run_table import (
     other_differences,
     read_runs,
 )
+from speakerlab.experiments.stored_scores import scores_path
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_stored_scores_are_those_that_score_writes(tmp_path, back_end, enrol):
         row["trials"] += f", enrolled by {enrol}"
     teacher = tmp_path / enrol if enrol else None
     name = scores_file(tmp_path / "test/trials", back_end, teacher)
-    assert run_table.scores_path(tmp_path, row) == tmp_path / "scores" / name
+    assert scores_path(tmp_path, row) == tmp_path / "scores" / name
 
 
 def test_tables_and_json_hold_the_same(world):

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hub_server import served, use_hub
 from pretrained_models import MODELS, write_pretrained
 from refusals import refused, refuses
 
+from speakerlab.config.schema import load_config
+from speakerlab.experiments.consistency import with_description
 from speakerlab.frontend.encoder_inputs import StackedFbank, Waves, WhisperMel
 from speakerlab.frontend.lora import Lora, LoraLinear
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
-from speakerlab.frontend.pretrained_files import weights_sha256
+from speakerlab.frontend.pretrained_files import (
+    find_folder,
+    read_weights,
+    weights_sha256,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -395,9 +402,66 @@ def test_a_torchaudio_of_another_torch_is_refused_in_one_line(tmp_path):
     assert refused(ended.stderr, subject, "undefined symbol", "doctor")
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_model_of_a_hub_is_that_of_its_folder(folders, tmp_path, monkeypatch):
+    with served() as server:
+        use_hub(monkeypatch, server.url, tmp_path / "cache")
+        commit = server.add("ann/wavlm", folders["wavlm"], more=b"not needed")
+        # The description alone tells which network it is.
+        frontend = PretrainedFrontEnd(model="hf:ann/wavlm")
+        assert not any("safetensors" in request for request in server.requests)
+        frontend.load_base()
+        names = {path.name for path in find_folder("hf:ann/wavlm").iterdir()}
+        assert names == {
+            "config.json",
+            "preprocessor_config.json",
+            "model.safetensors",
+        }
+        (wave_BS,) = random_waves(1)
+        wave = torch.from_numpy(wave_BS)
+        ours = PretrainedFrontEnd(model=str(folders["wavlm"]))
+        assert not frontend(wave).equal(ours(wave))
+        ours.load_base()
+        assert frontend(wave).equal(ours(wave))
+
+        # A training pins the commit, from which it continues without network.
+        settings = ["model.name=mhfa", "frontend={name: ssl, model: hf:ann/wavlm}"]
+        settings += ["augment.spec.num_freq_masks=0", "augment.spec.num_time_masks=0"]
+        config = load_config([], settings)
+        pinned = with_description(config, tmp_path / "exp", None).frontend
+        assert pinned["model"] == f"hf:ann/wavlm@{commit}"
+        assert pinned["sha256"] == weights_sha256(folders["wavlm"])
+        server.requests.clear()
+        PretrainedFrontEnd(model=pinned["model"]).load_base()
+        assert not any("/resolve/" in request for request in server.requests)
+
+
+def test_weights_of_old_models_are_read_from_a_hub_as_tensors_only(
+    folders, tmp_path, monkeypatch
+):
+    old = tmp_path / "old"
+    shutil.copytree(folders["wavlm"], old)
+    torch.save(read_weights(old), old / "pytorch_model.bin")
+    (old / "model.safetensors").unlink()
+    with served() as server:
+        use_hub(monkeypatch, server.url, tmp_path / "cache")
+        server.add("ann/wavlm", old)
+        frontend = PretrainedFrontEnd(model="hf:ann/wavlm")
+        frontend.load_base()
+    (wave_BS,) = random_waves(1)
+    wave = torch.from_numpy(wave_BS)
+    ours = PretrainedFrontEnd(model=str(folders["wavlm"]))
+    ours.load_base()
+    assert frontend(wave).equal(ours(wave))
+
+
+def test_refusals_of_a_hub_are_one_line(monkeypatch, tmp_path):
+    with served() as server:
+        use_hub(monkeypatch, server.url, tmp_path)
+        with refuses("frontend.model", "hf:nobody/nothing", "HTTP 404"):
+            load("hf:nobody/nothing")
+        server.fault = "gated"
+        with refuses("frontend.model", "hf:nobody/nothing", "gated"):
+            load("hf:nobody/nothing")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with refuses("frontend.model", "hf:nobody/nothing", "cannot be downloaded"):
+    with refuses("frontend.model", "hf:nobody/nothing", "HF_HUB_OFFLINE"):
         load("hf:nobody/nothing")

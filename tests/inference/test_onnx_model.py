@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -174,6 +175,35 @@ def test_the_runtime_never_imports_torch(file, wavs):
     error_D = np.abs(printed_D - wanted_D)
     largest = np.abs(wanted_D).max()
     assert error_D.max() <= 1e-6 * largest
+
+
+def test_windows_are_each_as_their_samples_alone(file):
+    model = speakerlab.load(file)
+    wave_S = make_wave(0, 0, 4.1)
+    times_W2, emb_WD = model.embed_windows(wave_S, window=2.5, step=0.8)
+    assert times_W2 == pytest.approx(np.array([[0, 2.5], [0.8, 3.3], [1.6, 4.1]]))
+    for (start, end), emb_D in zip(times_W2, emb_WD):
+        alone_D = model.embed(wave_S[round(start * RATE) : round(end * RATE)])
+        assert np.abs(emb_D - alone_D).max() < 1e-5 * np.abs(alone_D).max()
+
+
+def test_it_has_no_frames(file):
+    with refuses(str(file), "frames"):
+        speakerlab.load(file).frames(make_wave(0, 0, 1.0))
+
+
+def test_a_pickled_model_opens_its_file_again(file, with_texts):
+    model = speakerlab.load(file)
+    copied = pickle.loads(pickle.dumps(model))
+    wave_S = make_wave(0, 0, 1.3)
+    assert np.array_equal(copied.embed(wave_S), model.embed(wave_S))
+
+    # Another model has taken the place of the file.
+    changed = with_texts()
+    pickled = pickle.dumps(speakerlab.load(changed))
+    with_texts(sha256="0" * 64)
+    with refuses(str(changed), "000000000000", "load it again"):
+        pickle.loads(pickled)
 
 
 def test_vad_and_calibration_come_with_the_file(file, with_texts):

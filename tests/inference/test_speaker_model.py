@@ -17,6 +17,7 @@ import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.core.bars import NOTEBOOK_KERNEL
 from speakerlab.data import audio
+from speakerlab.inference import speaker_model
 from speakerlab.inference.batches import embed_pieces
 
 CPU = torch.device("cpu")
@@ -124,7 +125,7 @@ def test_a_device_is_a_name_or_torchs(open_small, tmp_path):
         for device in ("cuda", "cuda:7", torch.device("cuda", 1)):
             with refuses("device", device, "no GPU"):
                 speakerlab.load(exp, device=device)
-    for device in ("gpu", "cuda:x", "mps"):
+    for device in ("gpu", "cuda:x"):
         with refuses("device", device, "cuda:N"):
             speakerlab.load(exp, device=device)
 
@@ -527,6 +528,74 @@ def test_channels_of_a_recording(open_small, caplog):
         model.embed_many([wave_SC], channels="each")
     with refuses("channels", "'each'"):
         model.verify(wave_SC, wave_SC, channels="each")
+
+
+def test_a_channel_is_the_same_in_every_method(open_small, tmp_path, caplog):
+    """Method -> what it returns for a recording of two voices, and for the one that is chosen."""
+    model = open_small()
+    chosen_S = make_wave(3, 0, 2.0)
+    two_SC = np.stack([make_wave(0, 0, 2.0), chosen_S], axis=1)
+    path = tmp_path / "two.wav"
+    soundfile.write(path, two_SC, RATE)
+
+    def enroll(source, **options):
+        model.enroll("ann", source, **options)
+        return model.speakers["ann"]
+
+    def diarize(source, **options):
+        (speaker,) = model.diarize(source, num_speakers=1, **options).speakers.values()
+        return speaker
+
+    methods = {
+        "embed": model.embed,
+        "embed_many": lambda source, **options: model.embed_many([source], **options),
+        "embed_each": lambda source, **options: dict(
+            model.embed_each([source], **options)
+        )[0],
+        "embed_windows": lambda source, **options: model.embed_windows(
+            source, **options
+        )[1],
+        "frames": lambda source, **options: model.frames(source, **options)[1],
+        "enroll": enroll,
+        "verify": lambda source, **options: (
+            model.verify(source, source, **options).score
+        ),
+        "identify": lambda source, **options: model.identify(source, **options).ranking[
+            0
+        ][1],
+        "diarize": diarize,
+    }
+    for name, method in methods.items():
+        caplog.clear()
+        wanted = method(chosen_S)
+        for source in (path, two_SC, two_SC.T):
+            found = method(source, channels=2)
+            assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6), name
+        assert "channels" not in caplog.text, name
+        # By default the first one, with a warning.
+        method(path)
+        assert "only channel 1 was read" in caplog.text, name
+        for channels in (0, 3, "both", True):
+            with pytest.raises(ValueError) as caught:
+                result = method(path, channels=channels)
+                if isinstance(result, Exception):
+                    raise result
+            assert "channel" in str(caught.value), name
+
+
+def test_freed_memory_is_returned_from_time_to_time(open_small, monkeypatch):
+    model = open_small()
+    returns: list[float] = []
+    monkeypatch.setattr(
+        speaker_model,
+        "return_freed_memory",
+        lambda: returns.append(model.seconds_embedded),
+    )
+    # Two and a half times 2 minutes.
+    waves = [make_wave(0, 0, 10.0)] * 5
+    for _ in range(6):
+        model.embed_many(waves)
+    assert len(returns) == 2
 
 
 def test_a_batch_is_embedded_by_its_rows(open_small):

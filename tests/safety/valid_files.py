@@ -313,6 +313,8 @@ COMMAND_LINES = [
     ),
     "fuse --trials trials --scores a b --out c",
     "compare --trials trials a b --far 0.01",
+    "plot det x=a b --trials trials --out a.pdf --width 8.5 --p-target 0.01 0.05",
+    "table x=a b --trials y=trials --format latex --out a.tex",
     "der ref hyp --collar 0.25 --skip-overlap --json out.json",
     "embed a.wav b.wav --model exp --out emb --format ark --device cpu",
     "verify a.wav b.wav --model exp --far 0.01 --precision auto",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from speakerlab.core import intervals
 from speakerlab.scoring import bootstrap, metrics
 
 
@@ -278,3 +279,31 @@ def test_a_p_value_below_five_per_cent_is_an_interval_without_zero(num_speakers)
         significant.append(low > 0)
     assert any(significant)
     assert not all(significant)
+
+
+def test_the_band_of_a_curve_is_that_of_repeated_trials():
+    scores, is_target, enrol, test = simulated(num_speakers=8, per_speaker=3, seed=5)
+    p_fa_T = np.array([0.01, 0.1, 0.3])
+    band = bootstrap.miss_band(
+        scores, is_target, enrol, test, p_fa_T, num_replicates=40, seed=2
+    )
+    assert band is not None
+    low_T, high_T = band
+
+    rng = np.random.default_rng(2)
+    rates = []
+    while len(rates) < 40:
+        count = np.bincount(rng.integers(8, size=8), minlength=8)
+        times = np.where(is_target, count[enrol], count[enrol] * count[test])
+        repeated = is_target.repeat(times)
+        if repeated.all() or not repeated.any():
+            continue
+        p_miss, p_fa, _ = metrics.operating_points(scores.repeat(times), repeated)
+        rates.append(np.interp(p_fa_T, p_fa[::-1], p_miss[::-1]))
+    for number, expected in enumerate(np.array(rates).T):
+        bounds = intervals.interval(expected, 8)
+        assert [low_T[number], high_T[number]] == pytest.approx(bounds)
+    assert (low_T < high_T).all()
+    # With fewer than five speakers there is none.
+    few = simulated(num_speakers=4, per_speaker=3, seed=5)
+    assert bootstrap.miss_band(*few, p_fa_T, num_replicates=40) is None

@@ -1,0 +1,216 @@
+"""Draw a figure for a paper: DET or ROC curves, scores, durations or confusions of systems."""
+
+import argparse
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from speakerlab.bin.classify import TASK
+from speakerlab.bin.command import parser
+from speakerlab.core.atomic import check_writable
+from speakerlab.core.counting import count_of
+
+if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
+    from speakerlab.experiments.paper_figures import Size
+    from speakerlab.experiments.results import Row
+    from speakerlab.experiments.systems import Scored
+
+log = logging.getLogger(__name__)
+KINDS = ("det", "scores", "roc", "duration", "confusion")
+FORMATS = (".pdf", ".svg", ".png")
+WIDTHS = {"column": 8.5, "page": 17.5}  # in cm
+MIN_WIDTH, MAX_WIDTH = 5.0, 30.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    from speakerlab.experiments import paper_figures
+    from speakerlab.experiments.plots import import_matplotlib
+
+    # Before the work, which may take minutes.
+    check_writable(args.out)
+    import_matplotlib()
+    size = paper_figures.Size(args.width, args.font_size)
+    with paper_figures.paper_style(size):
+        if args.kind == "confusion":
+            figure = paper_figures.confusion_figure(read_confusions(args), size)
+        else:
+            figure = draw(args, read_scored(args), size)
+        paper_figures.save_figure(figure, args.out)
+        width, height = 2.54 * figure.get_size_inches()
+    log.info(
+        "%s: wrote a figure of %.1f x %.1f cm with text of %g pt; include it at this"
+        " size",
+        args.out,
+        width,
+        height,
+        args.font_size,
+    )
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    options = parser("plot", __doc__, builds_components=False)
+    kind = (
+        "det, roc: error rates at all thresholds; scores: histograms and thresholds;"
+        " duration: EER by the duration of the shorter recording; confusion: results of"
+        " `speakerlab classify`"
+    )
+    options.add("kind KIND", kind, choices=KINDS)
+    options.add_systems()
+    options.add(
+        "--out FILE", "file to write: .pdf, .svg or .png; replaced", required=True
+    )
+    options.add(
+        "--width column|page|CM",
+        "width of the figure in the paper: column, 8.5 cm (default), page, 17.5 cm, or a"
+        " number of cm",
+        value_type=_width,
+        default=WIDTHS["column"],
+    )
+    options.add("--font-size PT", "size of the text in points", least=4.0, default=8.0)
+    options.add(
+        "--p-target P",
+        "target priors of the minDCF that det, roc and scores mark",
+        nargs="+",
+        default=[0.01],
+    )
+    options.add("--intervals", "det: also draw 95 %% intervals of the curves")
+    options.add("--data NAME", "confusion: data directory, if several were classified")
+    args = options.parse_args(arguments)
+    check(args)
+    return args
+
+
+def _width(text: str) -> float:
+    """Read a width: a name or centimetres."""
+    if text in WIDTHS:
+        return WIDTHS[text]
+    try:
+        width = float(text)
+    except ValueError:
+        width = 0.0
+    if not MIN_WIDTH <= width <= MAX_WIDTH:  # NaN is not
+        raise argparse.ArgumentTypeError(
+            f"must be column, page, or {MIN_WIDTH:g} to {MAX_WIDTH:g} cm, got {text}"
+        )
+    return width
+
+
+def check(args: Namespace) -> None:
+    """Refuse an unknown format, and options that the kind of figure does not have."""
+    if args.out.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"--out: {args.out} must end with {', '.join(FORMATS)}; choose one of them"
+        )
+    if args.intervals and args.kind != "det":
+        raise ValueError(f"--intervals: is for det, not for {args.kind}; leave it out")
+    if len(args.trials) > 1:
+        raise ValueError(
+            f"--trials: a figure has one list, got {len(args.trials)}; draw one figure for"
+            " each"
+        )
+    if args.kind == "confusion" and args.trials:
+        raise ValueError("--trials: is not for confusion; give --data")
+    if args.kind != "confusion" and args.data is not None:
+        raise ValueError(
+            f"--data: is for confusion, not for {args.kind}; give --trials"
+        )
+    for prior in args.p_target:
+        if not 0 < prior < 1:
+            raise ValueError(
+                f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
+            )
+
+
+def read_scored(args: Namespace) -> "list[Scored]":
+    """Return the systems on the one trial list that they have in common."""
+    from speakerlab.experiments.systems import (
+        read_lists,
+        read_systems,
+        score_systems,
+    )
+
+    systems = read_systems(args.systems, num_lists=len(args.trials))
+    lists = read_lists(args.trials, systems)
+    if not args.trials:
+        # Score files need --trials, so all systems are experiments.
+        lists = [
+            trial_list
+            for trial_list in lists
+            if all(trial_list.key in system.rows for system in systems)
+        ]
+    if len(lists) != 1:
+        names = ", ".join(trial_list.name for trial_list in lists)
+        problem = (
+            f"the results have several lists, {names}"
+            if lists
+            else "the systems have no list in common"
+        )
+        raise ValueError(
+            f"--trials: {problem}; give the list of the figure with --trials"
+        )
+    (results,) = score_systems(systems, lists, args.p_target)
+    scored: list[Scored] = []
+    for system, result in zip(systems, results):
+        if result is None:
+            raise ValueError(
+                f"{system.name}: was not scored on {lists[0].name}; run `speakerlab"
+                " score`"
+            )
+        if not result.has_scores:
+            raise ValueError(f"{lists[0].name}: {result.no_scores}")
+        scored.append(result)
+    return scored
+
+
+def draw(args: Namespace, scored: "Sequence[Scored]", size: "Size") -> Any:
+    """Return the figure."""
+    from speakerlab.experiments import paper_figures
+
+    if args.kind == "duration":
+        return paper_figures.duration_figure(scored, size)
+    if args.kind == "roc":
+        return paper_figures.roc_figure(scored, size, p_targets=args.p_target)
+    if args.kind == "scores":
+        return paper_figures.scores_figure(scored, size, p_targets=args.p_target)
+    return paper_figures.det_figure(
+        scored,
+        size,
+        p_targets=args.p_target,
+        with_bands=args.intervals,
+    )
+
+
+def read_confusions(args: Namespace) -> "dict[str, Row]":
+    """Return system -> its row of an identification; ValueError if there is none, or several."""
+    from speakerlab.experiments.results import read_rows
+    from speakerlab.experiments.systems import split_name
+
+    row_of: dict[str, Row] = {}
+    for text in args.systems:
+        name, exp_dir = split_name(text)
+        rows = [
+            row
+            for row in read_rows(exp_dir / "results.json")
+            if row.get("task") == TASK and args.data in (None, row["data"])
+        ]
+        if not rows:
+            of_data = "" if args.data is None else f" of {args.data}"
+            raise ValueError(
+                f"{exp_dir}: has no results of an identification{of_data}; run"
+                " `speakerlab classify`"
+            )
+        if len(rows) > 1:
+            names = ", ".join(row["data"] for row in rows)
+            count = count_of(len(rows), "data directory")
+            raise ValueError(
+                f"{exp_dir}: has results of {count}, {names}; choose one with --data"
+            )
+        name = name or exp_dir.name or str(exp_dir)
+        if name in row_of:
+            raise ValueError(
+                f"{name}: names two systems; give another name, as NAME={exp_dir}"
+            )
+        row_of[name] = rows[0]
+    return row_of

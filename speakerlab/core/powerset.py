@@ -1,0 +1,24 @@
+"""The sets of local speakers that a segmentation network tells apart, frame by frame.
+
+Numbered as in pyannote/segmentation-3.0: nobody, each of three speakers alone, each pair.
+Letters: C sets of speakers ("classes"), L local speakers.
+"""
+
+from itertools import combinations
+
+import numpy as np
+
+MAX_SPEAKERS = 3  # in a window
+MAX_AT_ONCE = 2  # in a frame
+
+
+def speaker_sets(max_speakers: int, max_at_once: int) -> np.ndarray:
+    """Return is_CL, float32: 1 where a speaker is in a set; smaller sets come first."""
+    sets: list[list[float]] = []
+    for size in range(max_at_once + 1):
+        for members in combinations(range(max_speakers), size):
+            sets.append([float(s in members) for s in range(max_speakers)])
+    return np.array(sets, dtype=np.float32)
+
+
+NUM_SETS = len(speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE))

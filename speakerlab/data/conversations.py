@@ -1,0 +1,370 @@
+"""Windows of conversations, with who speaks in each frame: recorded, or put together from speech.
+
+A directory of the training either has the true turns of its recordings (ref.rttm), or recordings
+of single speakers. From the first kind, windows are cut at random. From the second, conversations
+are simulated: turns of several speakers follow each other after a pause or before the end of the
+turn before, and some turns have a word or two of another speaker within. Speakers have levels of
+their own; a room and noise are added to the whole window by the augmentation (frontend/augment).
+
+As in data/loader.py, every draw is a function of (seed, attempt, epoch, position), so a window
+does not depend on the number of workers and ranks, and a resume repeats it.
+Letters: K local speakers, F frames of the network's output, S samples of a window, N utterances,
+P speakers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from speakerlab.core.batch import Crop, PlacedTurn
+from speakerlab.core.powerset import MAX_SPEAKERS
+from speakerlab.data.arrays import stable_hash
+from speakerlab.data.loader import DrawFunctions, Slot, TrainCrops
+from speakerlab.data.manifest import Manifest
+
+UNKNOWN = -1  # in place of 0 or 1: nothing is known about a frame
+TURN_DRAWS = "conversation"  # the name of the draws of a simulated conversation
+MIN_TURN_SECONDS = 0.3  # a short word
+BACKCHANNEL_SECONDS = (0.3, 1.0)
+# Between two turns of one speaker.
+BREATH_SECONDS = 0.1
+# An utterance is read so far before and after a turn, because what is speech in it, and how loud
+# the speaker is, cannot be told from a single word.
+CONTEXT_SECONDS = 5.0
+FADE_SECONDS = 0.005  # at both ends of a turn, so that cutting makes no click
+SPEECH_RMS = 1500.0  # of a speaker at the mean level, -27 dBFS
+PEAK = 30000.0  # of a window that would be clipped otherwise
+
+
+class FrameGrid(NamedTuple):
+    """The frames of a network's output, by the samples in their middle."""
+
+    num_frames: int
+    first: float
+    hop: int
+
+    def covered(self, start: float, end: float) -> slice:
+        """Return the frames whose middle is from sample `start` to before `end`."""
+        begin_end = (np.array([start, end]) - self.first) / self.hop
+        begin, stop = np.clip(np.ceil(begin_end), 0, self.num_frames)
+        return slice(int(begin), int(stop))
+
+
+class LocalTurn(NamedTuple):
+    """Speech of one speaker in a recording, in samples."""
+
+    start: float
+    end: float
+    speaker: str
+
+
+class Reference(NamedTuple):
+    """The truth about a recording: its turns, and the regions in which they are complete."""
+
+    turns: Sequence[LocalTurn]
+    regions: Sequence[tuple[float, float]]  # in samples
+
+
+# Recording -> its truth; of a directory with simulated conversations: None.
+References = Mapping[str, Reference] | None
+
+
+class Style(NamedTuple):
+    """How people talk in simulated conversations; see `ConversationsConfig`."""
+
+    speakers: tuple[int, int] = (1, 3)
+    turn_seconds: float = 3.0
+    pause_seconds: float = 0.4
+    overlap_prob: float = 0.5
+    overlap_seconds: float = 2.0
+    backchannel_prob: float = 0.3
+    level_db: float = 4.0
+
+
+# A wave, int16 -> its regions of speech, in seconds.
+FindSpeech = Callable[[np.ndarray], Sequence[tuple[float, float]]]
+
+
+class SpeakerRows:
+    """The utterances of each speaker of one part of a manifest."""
+
+    def __init__(self, manifest: Manifest, part: int) -> None:
+        row_N = np.flatnonzero(manifest.part_N == part).astype(np.int32)
+        speaker_N = manifest.speaker_N[row_N]
+        self.row_N = row_N[np.argsort(speaker_N, kind="stable")]
+        self.speaker_P, count_P = np.unique(speaker_N, return_counts=True)
+        self.end_P = np.cumsum(count_P)
+
+    def __len__(self) -> int:
+        return len(self.speaker_P)
+
+    def find(self, speaker: int) -> int:
+        """Return the index of a speaker among those of this part."""
+        return int(np.searchsorted(self.speaker_P, speaker))
+
+    def draw(self, index: int, rng: np.random.Generator) -> int:
+        """Return any row of the speaker with this index."""
+        begin = 0 if index == 0 else int(self.end_P[index - 1])
+        return int(self.row_N[rng.integers(begin, self.end_P[index])])
+
+
+class ConversationCrops(TrainCrops):
+    """Windows of conversations, indexed by slot.
+
+    The row of a slot is a recording to cut a window from, or an utterance whose speaker takes part.
+    grid: the frames to label. references: for each part of the manifest. find_speech: decides when
+    the speakers of simulated conversations speak. Other arguments: see `TrainCrops`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        draw_functions: DrawFunctions,
+        *,
+        crop_samples: int,
+        grid: FrameGrid,
+        references: Sequence[References],
+        style: Style,
+        find_speech: FindSpeech,
+        seed: int,
+        attempt: int = 0,
+        codecs: Sequence[str] = (),
+        draws_of_parts: Sequence[DrawFunctions] | None = None,
+    ) -> None:
+        super().__init__(
+            manifest,
+            draw_functions,
+            crop_samples=crop_samples,
+            label_KN=np.zeros((1, len(manifest.speakers)), dtype=np.int64),
+            seed=seed,
+            attempt=attempt,
+            codecs=codecs,
+            draws_of_parts=draws_of_parts,
+        )
+        self.crop_samples = crop_samples
+        self.grid = grid
+        self.references = references
+        self.style = style
+        self.find_speech = find_speech
+        self.name_hashes[TURN_DRAWS] = stable_hash(TURN_DRAWS)
+        self.speakers_of_parts: list[SpeakerRows | None] = []
+        for part, of_part in enumerate(references):
+            is_simulated = of_part is None
+            rows = SpeakerRows(manifest, part) if is_simulated else None
+            self.speakers_of_parts.append(rows)
+
+    def draw(self, slot: Slot) -> Crop:
+        """Return a window with all its draws, but without samples."""
+        crop = super().draw(slot)
+        part = int(self.manifest.part_N[crop.row])
+        rows = self.speakers_of_parts[part]
+        rng = self._seek(TURN_DRAWS, slot)
+        if rows is None:
+            return replace(crop, first=self._draw_start(crop.row, rng))
+        return replace(crop, turns=self._draw_turns(crop.row, rows, rng))
+
+    def read(self, crop: Crop) -> Crop:
+        """Return the window with its samples, and who speaks when."""
+        if crop.turns:
+            mixed_S, active_KS = self._mix(crop.turns)
+            speech_KF = label_frames(active_KS, self.grid)
+            crop = replace(crop, wave_S=mixed_S, speech_KF=speech_KF)
+        else:
+            wave_S = self.fetch(crop)
+            speech_KF = self._label(crop.row, crop.first)
+            crop = replace(crop, wave_S=wave_S, speech_KF=speech_KF)
+        return self.reencoded(crop)
+
+    def fetch(self, crop: Crop) -> np.ndarray:
+        """Return wave_S, int16, of a recording, or of all turns of a simulated conversation."""
+        if not crop.turns:
+            length = int(self.manifest.num_samples_N[crop.row])
+            num_samples = min(self.crop_samples, length - crop.first)
+            wave_S = self.manifest.read(crop.row, crop.first, num_samples)
+            return np.pad(wave_S, (0, self.crop_samples - num_samples))
+        waves = [self._read_turn(turn)[0] for turn in crop.turns]
+        return np.concatenate(waves)
+
+    def starts(self, row: int) -> list[int]:
+        """Return the first samples of windows that follow each other in a recording."""
+        starts: list[int] = []
+        for region in self._reference(row).regions:
+            begin, last = self._start_range(row, region)
+            starts += range(begin, last + 1, self.crop_samples)
+        return starts
+
+    def _draw_start(self, row: int, rng: np.random.Generator) -> int:
+        """Return the first sample of a window of a recording, within a region that is labelled."""
+        regions = self._reference(row).regions
+        # A region as often as it is long, also where it is shorter than a window.
+        end_R = np.cumsum([end - start for start, end in regions])
+        index = int(np.searchsorted(end_R, rng.random() * end_R[-1], side="right"))
+        begin, last = self._start_range(row, regions[index])
+        return int(rng.integers(begin, last + 1))
+
+    def _start_range(self, row: int, region: tuple[float, float]) -> tuple[int, int]:
+        """Return the first and the last sample at which a window of a region may begin."""
+        length = int(self.manifest.num_samples_N[row])
+        start, end = region
+        begin = math.ceil(start)
+        return begin, max(begin, math.floor(min(end, length)) - self.crop_samples)
+
+    def _draw_turns(
+        self, row: int, rows: SpeakerRows, rng: np.random.Generator
+    ) -> tuple[PlacedTurn, ...]:
+        """Return the turns of a conversation of the speaker of this row with others."""
+        style = self.style
+        rate = self.manifest.sample_rate
+        fewest, most = style.speakers
+        num_speakers = min(int(rng.integers(fewest, most + 1)), len(rows))
+        first_speaker = rows.find(int(self.manifest.speaker_N[row]))
+        # Others without a look at all speakers, of which there may be a million.
+        others = rng.choice(len(rows) - 1, num_speakers - 1, replace=False)
+        speakers = [first_speaker, *(others + (others >= first_speaker)).tolist()]
+        gain_K = rng.normal(0.0, style.level_db, num_speakers).tolist()
+        end_K = [-math.inf] * num_speakers  # of the last turn of each
+        turns: list[PlacedTurn] = []
+
+        def say(speaker: int, start: float, seconds: float) -> float:
+            """Add a turn, as long as an utterance lasts; return its end."""
+            spoken = rows.draw(speakers[speaker], rng)
+            available = int(self.manifest.num_samples_N[spoken])
+            wanted = round(max(seconds, MIN_TURN_SECONDS) * rate)
+            num_samples = min(wanted, available)
+            first = int(rng.integers(available - num_samples + 1))
+            start = max(start, end_K[speaker] + BREATH_SECONDS * rate)
+            turn = PlacedTurn(
+                row=spoken,
+                first=first,
+                num_samples=num_samples,
+                start=round(start),
+                speaker=speaker,
+                gain_db=gain_K[speaker],
+            )
+            if turn.start + num_samples > 0:
+                turns.append(turn)
+            end_K[speaker] = turn.start + num_samples
+            return end_K[speaker]
+
+        # The window begins in the middle of a turn or of a pause.
+        time = -rng.uniform(0, style.turn_seconds) * rate
+        speaker = int(rng.integers(num_speakers))
+        while time < self.crop_samples:
+            begin = max(time, end_K[speaker])
+            end = say(speaker, time, rng.exponential(style.turn_seconds))
+            other = speaker
+            if num_speakers > 1:
+                other = int(rng.integers(num_speakers - 1))
+                other += other >= speaker
+            is_interrupted = rng.random() < style.backchannel_prob
+            seconds = rng.uniform(*BACKCHANNEL_SECONDS)
+            latest = end - seconds * rate
+            if other != speaker and is_interrupted and latest > begin:
+                say(other, rng.uniform(begin, latest), seconds)
+            if other != speaker and rng.random() < style.overlap_prob:
+                overlap = rng.exponential(style.overlap_seconds) * rate
+                time = end - min(overlap, (end - begin) / 2)
+            else:
+                time = end + rng.exponential(style.pause_seconds) * rate
+            speaker = other
+        return tuple(turns)
+
+    def _mix(self, turns: Sequence[PlacedTurn]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples of a conversation, int16, and in which each speaker speaks."""
+        mixed_S = np.zeros(self.crop_samples)
+        num_speakers = 1 + max(turn.speaker for turn in turns)
+        active_KS = np.zeros((num_speakers, self.crop_samples), dtype=bool)
+        for turn in turns:
+            wave_S, voiced_S = self._read_turn(turn)
+            begin = max(turn.start, 0)
+            end = min(turn.start + turn.num_samples, self.crop_samples)
+            if begin >= end:
+                continue
+            part = slice(begin - turn.start, end - turn.start)
+            mixed_S[begin:end] += wave_S[part]
+            active_KS[turn.speaker, begin:end] |= voiced_S[part]
+        peak = np.abs(mixed_S).max()
+        if peak > PEAK:
+            mixed_S *= PEAK / peak
+        return np.round(mixed_S).astype(np.int16), active_KS
+
+    def _read_turn(self, turn: PlacedTurn) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples of a turn at its level, float64, and which of them are speech."""
+        rate = self.manifest.sample_rate
+        around = round(CONTEXT_SECONDS * rate)
+        available = int(self.manifest.num_samples_N[turn.row])
+        first = max(turn.first - around, 0)
+        stop = min(turn.first + turn.num_samples + around, available)
+        context_S = self.manifest.read(turn.row, first, stop - first)
+        voiced_S = np.zeros(len(context_S), dtype=bool)
+        for start, end in self.find_speech(context_S):
+            voiced_S[round(start * rate) : round(end * rate)] = True
+
+        speech_S = context_S[voiced_S].astype(np.float64)
+        # An utterance without speech stays as quiet as it is.
+        gain = 1.0
+        if len(speech_S):
+            rms = np.sqrt(np.square(speech_S).mean())
+            gain = 10 ** (turn.gain_db / 20) * SPEECH_RMS / max(rms, 1.0)
+        begin = turn.first - first
+        part = slice(begin, begin + turn.num_samples)
+        wave_S = context_S[part] * gain
+        num_fade = min(round(FADE_SECONDS * rate), turn.num_samples // 2)
+        ramp_S = np.linspace(0, 1, num_fade, endpoint=False)
+        wave_S[:num_fade] *= ramp_S
+        wave_S[len(wave_S) - num_fade :] *= ramp_S[::-1]
+        return wave_S, voiced_S[part]
+
+    def _label(self, row: int, first: int) -> np.ndarray:
+        """Return speech_KF of a window of a recording."""
+        reference = self._reference(row)
+        last = first + self.crop_samples
+        by_speaker: dict[str, list[slice]] = {}
+        for turn in reference.turns:
+            if turn.start < last and turn.end > first:
+                frames = self.grid.covered(turn.start - first, turn.end - first)
+                by_speaker.setdefault(turn.speaker, []).append(frames)
+        active_KF = np.zeros((len(by_speaker), self.grid.num_frames), dtype=bool)
+        for active_F, name in zip(active_KF, sorted(by_speaker)):
+            for frames in by_speaker[name]:
+                active_F[frames] = True
+        is_known_F = np.zeros(self.grid.num_frames, dtype=bool)
+        for start, end in reference.regions:
+            is_known_F[self.grid.covered(start - first, end - first)] = True
+        # After the end of a recording shorter than a window, nobody speaks.
+        length = int(self.manifest.num_samples_N[row])
+        is_known_F[self.grid.covered(length - first, self.crop_samples)] = True
+        return keep_most_active(active_KF, is_known_F)
+
+    def _reference(self, row: int) -> Reference:
+        of_part = self.references[self.manifest.part_N[row]]
+        assert of_part is not None
+        part_row = int(self.manifest.row_N[row])
+        # Without the name of the part, which ids of several directories carry.
+        part = self.manifest.parts[self.manifest.part_N[row]]
+        return of_part[part.ids[part_row]]
+
+
+def label_frames(active_KS: np.ndarray, grid: FrameGrid) -> np.ndarray:
+    """Return speech_KF, int8: whether each speaker speaks in the middle of a frame."""
+    middle_F = np.round(grid.first + grid.hop * np.arange(grid.num_frames))
+    active_KF = active_KS[:, middle_F.astype(np.int64)]
+    return keep_most_active(active_KF, np.ones(grid.num_frames, dtype=bool))
+
+
+def keep_most_active(active_KF: np.ndarray, is_known_F: np.ndarray) -> np.ndarray:
+    """Return speech_KF, int8, of the MAX_SPEAKERS who speak most, padded with zeros.
+
+    Frames in which another one speaks, for whom the network has no output, become UNKNOWN.
+    """
+    # Stable, so that speakers with equally many frames keep their order.
+    order_K = np.argsort(-active_KF.sum(axis=1), kind="stable")
+    chosen_KF = active_KF[order_K[:MAX_SPEAKERS]]
+    others_KF = active_KF[order_K[MAX_SPEAKERS:]]
+    speech_KF = np.zeros((MAX_SPEAKERS, active_KF.shape[1]), dtype=np.int8)
+    speech_KF[: len(chosen_KF)] = chosen_KF
+    speech_KF[:, ~is_known_F | others_KF.any(axis=0)] = UNKNOWN
+    return speech_KF

@@ -1,0 +1,414 @@
+"""Recordings for the choice of a model: read, limited, converted, and noisy.
+
+In: a checked data directory, or a folder with a folder for each speaker. Out: manifests of the same
+utterances at the rate of each model, and treatments of them.
+Letters: S samples.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab.core import done
+from speakerlab.core.atomic import replacing
+from speakerlab.core.counting import count_of
+from speakerlab.core.process import available_cpus
+from speakerlab.data import audio
+from speakerlab.data.arrays import stable_hash
+from speakerlab.data.banks import Recording
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.columns import CHECKED
+from speakerlab.data.convert import read_wave
+from speakerlab.data.listing import list_recordings
+from speakerlab.data.manifest import Manifest, Piece, read_manifest
+from speakerlab.data.tables import (
+    Rejection,
+    one_line,
+    one_word,
+    require_checked,
+    write_data_dir,
+    write_rejected,
+)
+from speakerlab.data.treatments import Treatment
+from speakerlab.experiments.cleaning import find_copies
+
+log = logging.getLogger(__name__)
+NOISE = "noise of the test side"
+USUAL_RATE = 16000
+FULL_SCALE = 32767
+AUDIO = "audio"  # folder of converted recordings
+RECORDINGS = "recordings"  # data directories of them, one for each rate
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a large directory is used."""
+
+    utterances: int
+    per_speaker: int
+
+
+@dataclass(frozen=True)
+class NoisyPiece(Piece):
+    """Utterance with noise, which depends on its id and its place in the utterance alone."""
+
+    snr_db: float = math.inf
+    noises: Sequence[Recording] = ()  # pink noise without any
+
+    def read(self) -> np.ndarray:
+        wave_S = super().read().astype(np.float64)
+        utterance = self.manifest.ids[self.row]
+        key = stable_hash(f"noise:{utterance}:{self.start}")
+        rng = np.random.default_rng(key)
+        num_samples = len(wave_S)
+        if self.noises:
+            noise_S = _cut_noise(self.noises, rng, num_samples)
+        else:
+            noise_S = _pink_noise(rng, num_samples)
+        power = np.mean(wave_S**2)
+        noise_power = np.mean(noise_S**2)
+        if noise_power > 0:
+            snr = 10 ** (self.snr_db / 10)
+            wave_S += noise_S * np.sqrt(power / (snr * noise_power))
+        # Quieter as a whole instead of clipped.
+        peak = np.abs(wave_S).max()
+        if peak > FULL_SCALE:
+            wave_S *= FULL_SCALE / peak
+        return np.round(wave_S).astype(np.int16)
+
+
+@dataclass(frozen=True)
+class Noisy(Treatment):
+    """Add noise to utterances; the ratio is that of the mean powers of a piece and its noise."""
+
+    condition: str = NOISE
+    snr_db: float = math.inf
+    noises: Sequence[Recording] = ()
+
+    @property
+    def name(self) -> str:
+        if not self.noises:
+            return f"pink{self.snr_db:g}dB"
+        names = [(noise.id, noise.num_samples) for noise in self.noises]
+        return f"noise{self.snr_db:g}dB-{done.digest(names)[:8]}"
+
+    @property
+    def value(self) -> str:
+        return f"{self.snr_db:g} dB"
+
+    def apply(self, pieces: Sequence[Piece]) -> list[Piece]:
+        noisy: list[Piece] = []
+        for piece in super().apply(pieces):
+            noisy_piece = NoisyPiece(
+                manifest=piece.manifest,
+                row=piece.row,
+                start=piece.start,
+                num_samples=piece.num_samples,
+                snr_db=self.snr_db,
+                noises=self.noises,
+            )
+            noisy.append(noisy_piece)
+        return noisy
+
+
+def _pink_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """Return noise whose power falls with the frequency, like that of many rooms."""
+    spectrum = np.fft.rfft(rng.standard_normal(num_samples))
+    number = np.arange(len(spectrum))
+    spectrum[0] = 0  # no offset
+    spectrum[1:] /= np.sqrt(number[1:])
+    return np.fft.irfft(spectrum, num_samples)
+
+
+def _cut_noise(
+    noises: Sequence[Recording], rng: np.random.Generator, num_samples: int
+) -> np.ndarray:
+    """Return a random part of a random recording, which is repeated if it is too short."""
+    noise = noises[int(rng.integers(len(noises)))]
+    start = int(rng.integers(max(len(noise) - num_samples, 0) + 1))
+    noise_S = noise[start : start + num_samples]
+    return np.resize(noise_S, num_samples).astype(np.float64)
+
+
+def choose_utterances(
+    ids: Sequence[str], speakers: Sequence[str], limits: Limits
+) -> list[int]:
+    """Return the rows to use, in order: as many speakers as possible, evenly.
+
+    The choice depends on the ids alone. Two utterances of each speaker come first, because one has
+    no target trials, then the only ones of others, then a third of each speaker, and so on.
+    """
+    by_hash = sorted(range(len(ids)), key=lambda row: (stable_hash(ids[row]), row))
+    num_of = Counter(speakers)
+    num_taken = Counter[str]()
+    order: list[tuple[int, bool, int, int]] = []
+    for row in by_hash:
+        speaker = speakers[row]
+        number = num_taken[speaker]
+        num_taken[speaker] += 1
+        if number < limits.per_speaker:
+            round_number = max(number - 1, 0)
+            is_alone = num_of[speaker] == 1
+            order.append((round_number, is_alone, stable_hash(speaker), row))
+    order.sort(key=lambda place: place[:3])
+    chosen = [row for *_, row in order[: limits.utterances]]
+    return sorted(chosen)
+
+
+def open_base(data: Path, out: Path, limits: Limits, *, sample_rate: int) -> Manifest:
+    """Return the utterances to use, without copies and recordings that cannot be read.
+
+    sample_rate: that of a folder of speakers; a data directory keeps the rate of its check.
+    Files that were left out are listed in `out`/rejected.tsv, and counted in the log.
+    """
+    rejected: dict[str, Rejection] = {}
+    if (data / "wav.scp").exists() or not data.is_dir():
+        manifest = _open_data_dir(data, limits)
+    else:
+        manifest = _open_folder(data, out, limits, rejected, sample_rate=sample_rate)
+    rows = _find_readable(manifest, rejected)
+    rows = _without_copies(manifest.of_rows(np.array(rows, np.int64)), rows, rejected)
+    write_rejected(out, rejected)
+    if rejected:
+        log.warning(
+            "%s: %s left out, listed in %s",
+            data,
+            count_of(len(rejected), "recording"),
+            out / "rejected.tsv",
+        )
+    remaining = manifest.of_rows(np.array(rows, np.int64))
+    refuse_too_few(remaining, data)
+    return remaining
+
+
+def _open_data_dir(data: Path, limits: Limits) -> Manifest:
+    """Return the chosen utterances of a checked data directory."""
+    require_checked(data)
+    labels = data / "utt2spk"
+    if not labels.exists():
+        raise FileNotFoundError(
+            f"{labels}: does not exist; the choice of a model needs speaker labels"
+        )
+    rate = done.read_record(data / CHECKED).get("sample_rate", str(USUAL_RATE))
+    manifest = read_manifest([data], sample_rate=int(rate))
+    ids = list(manifest.ids)
+    speakers = [manifest.speakers[number] for number in manifest.speaker_N.tolist()]
+    rows = choose_utterances(ids, speakers, limits)
+    report_limits(data, speakers, rows, limits)
+    return manifest.of_rows(np.array(rows, np.int64))
+
+
+def _open_folder(
+    folder: Path,
+    out: Path,
+    limits: Limits,
+    rejected: dict[str, Rejection],
+    *,
+    sample_rate: int,
+) -> Manifest:
+    """Convert the chosen recordings of a folder with a folder for each speaker."""
+    paths = list_recordings(folder).recordings
+    if not paths:
+        raise ValueError(
+            f"{folder}: has neither wav.scp nor recordings; give a data directory, or a"
+            " folder with a folder of recordings for each speaker"
+        )
+    speakers: list[str] = []
+    ids: list[str] = []
+    folder_of: dict[str, str] = {}
+    for path in paths:
+        first, *deeper = path.relative_to(folder).parts
+        if not deeper:
+            raise ValueError(
+                f"{one_line(path)}: is not in the folder of a speaker; move it into one"
+            )
+        speaker = one_word(one_line(first))
+        if folder_of.setdefault(speaker, first) != first:
+            raise ValueError(
+                f"{folder}: the speakers of the folders {folder_of[speaker]!r} and"
+                f" {first!r} look alike; rename one of the folders"
+            )
+        speakers.append(speaker)
+        name = path.relative_to(folder).as_posix()
+        ids.append(f"{speaker}-{stable_hash(one_line(name)):016x}")
+    rows = choose_utterances(ids, speakers, limits)
+    report_limits(folder, speakers, rows, limits)
+
+    def read(row: int) -> np.ndarray:
+        wave_S = read_wave(paths[row], sample_rate=sample_rate, check_levels=False)
+        return audio.to_int16(wave_S)
+
+    sources = {ids[row]: str(paths[row].absolute()) for row in rows}
+    reads = {ids[row]: lambda row=row: read(row) for row in rows}
+    return _convert(
+        reads,
+        sources,
+        {ids[row]: speakers[row] for row in rows},
+        out,
+        sample_rate=sample_rate,
+        rejected=rejected,
+    )
+
+
+def at_rate(base: Manifest, out: Path, *, sample_rate: int) -> Manifest:
+    """Return the same utterances at a model's rate, converted once."""
+    if base.sample_rate == sample_rate:
+        return base
+    import soxr
+
+    def read(row: int) -> np.ndarray:
+        wave_S = base.read(row, 0, int(base.num_samples_N[row]))
+        float_S = wave_S.astype(np.float32) / audio.FULL_SCALE
+        return audio.to_int16(soxr.resample(float_S, base.sample_rate, sample_rate))
+
+    ids = list(base.ids)
+    speakers = [base.speakers[number] for number in base.speaker_N.tolist()]
+    log.info(
+        "%s: converted from %d to %d Hz for the models of this rate",
+        count_of(len(ids), "utterance"),
+        base.sample_rate,
+        sample_rate,
+    )
+    rejected: dict[str, Rejection] = {}
+    converted = _convert(
+        {name: lambda row=row: read(row) for row, name in enumerate(ids)},
+        {name: base.paths[row] for row, name in enumerate(ids)},
+        dict(zip(ids, speakers)),
+        out,
+        sample_rate=sample_rate,
+        rejected=rejected,
+    )
+    for path, reason in rejected.values():
+        raise ValueError(f"{path}: cannot be converted ({reason}); correct it")
+    return converted
+
+
+def _convert(
+    reads: Mapping[str, Callable[[], np.ndarray]],
+    sources: Mapping[str, str],
+    speakers: Mapping[str, str],
+    out: Path,
+    *,
+    sample_rate: int,
+    rejected: dict[str, Rejection],
+) -> Manifest:
+    """Write recordings as FLAC, those that cannot be read to `rejected`; return the others.
+
+    reads: id -> function that returns wave_S, int16. A recording that was converted before, and
+    has not changed since, is kept.
+    """
+
+    def convert(name: str) -> Path | Exception:
+        key = f"{sources[name]} {done.stamp(sources[name])} {name} {sample_rate}"
+        target = out / AUDIO / f"{stable_hash(key):016x}.flac"
+        if target.exists():
+            return target
+        try:
+            wave_S = reads[name]()
+        except (ValueError, OSError) as error:
+            return error
+        content = audio.encode(wave_S, sample_rate, "FLAC")
+        with replacing(target) as partial:
+            partial.write_bytes(content)
+        return target
+
+    wavs: dict[str, Path] = {}
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        for name, result in zip(reads, pool.map(convert, reads)):
+            if isinstance(result, Exception):
+                rejected[name] = (sources[name], str(result))
+            else:
+                wavs[name] = result
+    if not wavs:
+        _, reason = next(iter(rejected.values()))
+        raise ValueError(f"no recording can be read: {reason}")
+    folder = out / RECORDINGS / str(sample_rate)
+    write_data_dir(folder, wavs=wavs, speakers={name: speakers[name] for name in wavs})
+    check_data_dirs([folder], sample_rate=sample_rate)
+    return read_manifest([folder], sample_rate=sample_rate)
+
+
+def report_limits(
+    data: Path, speakers: Sequence[str], rows: Sequence[int], limits: Limits
+) -> None:
+    """Log how much of a directory is used, unless it is all of it."""
+    if len(rows) == len(speakers):
+        return
+    chosen_speakers = {speakers[row] for row in rows}
+    log.warning(
+        "%s: %s of %d, of %d of %s, are used (--per-speaker %d, --utterances %d)",
+        data,
+        count_of(len(rows), "utterance"),
+        len(speakers),
+        len(chosen_speakers),
+        count_of(len(set(speakers)), "speaker"),
+        limits.per_speaker,
+        limits.utterances,
+    )
+
+
+def _find_readable(manifest: Manifest, rejected: dict[str, Rejection]) -> list[int]:
+    """Return the rows whose audio can be read; add the others to `rejected`."""
+
+    def fault_of(piece: Piece) -> Exception | None:
+        try:
+            piece.read()
+        except (ValueError, OSError) as error:
+            return error
+        return None
+
+    rows: list[int] = []
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        for row, fault in enumerate(pool.map(fault_of, manifest.pieces())):
+            if fault is None:
+                rows.append(row)
+            else:
+                rejected[manifest.ids[row]] = (manifest.paths[row], str(fault))
+    return rows
+
+
+def _without_copies(
+    manifest: Manifest, rows: Sequence[int], rejected: dict[str, Rejection]
+) -> list[int]:
+    """Return the rows without copies: of one speaker, the first stays; of several, none.
+
+    rows: of each utterance of the manifest. A copy would be an easy target trial, or one with a
+    wrong label.
+    """
+    is_left_out = [False] * len(manifest)
+    for same in find_copies(manifest, num_threads=available_cpus()):
+        first, *others = same
+        has_one_speaker = len({int(manifest.speaker_N[row]) for row in same}) == 1
+        for row in others if has_one_speaker else same:
+            is_left_out[row] = True
+            reason = f"is a copy of {manifest.ids[first]}"
+            if not has_one_speaker:
+                reason = "is the same recording as that of another speaker"
+            rejected[manifest.ids[row]] = (manifest.paths[row], reason)
+    return [row for index, row in enumerate(rows) if not is_left_out[index]]
+
+
+def refuse_too_few(manifest: Manifest, data: Path) -> None:
+    """Raise ValueError without two speakers, or without two utterances of any speaker."""
+    num_of = Counter(manifest.speaker_N.tolist())
+    if len(num_of) < 2:
+        raise ValueError(
+            f"{data}: has {count_of(len(num_of), 'speaker')}; an EER needs two, and an"
+            " interval five: add recordings of others"
+        )
+    if max(num_of.values()) < 2:
+        raise ValueError(
+            f"{data}: no speaker has two recordings, so none can be compared with another"
+            " of its own; add some"
+        )
+
+
+def cut_to(treatment: Treatment, seconds: float) -> Treatment:
+    """Return the treatment of utterances that are cut to so many seconds at most."""
+    return replace(treatment, seconds=min(treatment.seconds, seconds))

@@ -1,0 +1,100 @@
+"""Stored scores of experiments: their primary results, their score files, their trial lists.
+
+In: folders of experiments. Out: rows of results.json, scores in the order of the trials.
+Letters: N trials.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab.checkpoints.model_files import read_card
+from speakerlab.core.done import read_record
+from speakerlab.experiments.results import Row, read_rows
+from speakerlab.experiments.trial_list import TrialList, read_trial_list
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.score_files import read_scores
+
+ENROLLED_BY = ", enrolled by "  # in the name of a list that another model enrols
+# Stored scores are rounded, which moves an EER by some trials at most.
+MAX_EER_CHANGE = 0.01
+
+
+class OtherTrialsError(ValueError):
+    """Scores are not those of the trial list."""
+
+
+def primary_rows(exp_dir: Path) -> dict[str, Row]:
+    """Return trial list -> its primary row, or its first row if none is marked.
+
+    Rows of an earlier model of the experiment are left out.
+    """
+    if not (exp_dir / "model").exists():
+        return {}
+    digest = read_card(exp_dir)["sha256"]
+    rows: dict[str, Row] = {}
+    for row in read_rows(exp_dir / "results.json"):
+        is_verification = row.get("task") is None
+        if not is_verification or row["model_sha256"] != digest:
+            continue
+        if row.get("primary") or row["trials"] not in rows:
+            rows[row["trials"]] = row
+    return rows
+
+
+def find_list(
+    name: str,
+    exp_dirs: Iterable[Path],
+    lists: Iterable[Path] = (),
+) -> TrialList:
+    """Read the trial list of a name such as test/trials; ValueError if it is not found.
+
+    It is looked for among `lists`, then where the experiments were scored.
+    """
+    base, _, _ = name.partition(ENROLLED_BY)
+    folder, _, file = base.rpartition("/")
+    candidates = [path for path in lists if path.match(base)]
+    for exp_dir in exp_dirs:
+        # A record has the lists of the last scoring, and the data directories of all.
+        record = read_record(exp_dir / "scores/.scored")
+        paths = [Path(path) for path in json.loads(record.get("trials", "{}"))]
+        sets = [Path(s["folder"]) for s in json.loads(record.get("sets", "[]"))]
+        candidates += [path for path in paths if path.match(base)]
+        candidates += [path / file for path in sets if path.name == folder]
+    for path in candidates:
+        if path.is_file():
+            return read_trial_list(path)
+    raise ValueError(f"the list was not found; give --trials .../{base}")
+
+
+def scores_path(exp_dir: Path, row: Row) -> Path:
+    """Return the file in which `speakerlab score` has stored the scores of a row of results."""
+    name = row["trials"].replace("/", "_").replace(ENROLLED_BY, "_enrolled_by_")
+    if row["backend"] != "cosine":
+        name += f"_{row['backend']}"
+    return exp_dir / "scores" / f"{name}.txt"
+
+
+def read_stored(exp_dir: Path, name: str, row: Row, listed: TrialList) -> np.ndarray:
+    """Return the scores (N) behind a row of results; ValueError with the reason for none.
+
+    name: the experiment in the reason. Raises OtherTrialsError if the list has other trials.
+    """
+    path = scores_path(exp_dir, row)
+    if not path.is_file():
+        raise ValueError(f"{name} has no stored scores")
+    trials = listed.trials
+    num_target = int(np.count_nonzero(trials.is_target_N))
+    num_nontarget = len(trials) - num_target
+    other_trials = f"{name} was scored on other trials than those of {listed.path}"
+    if (row["num_target"], row["num_nontarget"]) != (num_target, num_nontarget):
+        raise OtherTrialsError(other_trials)
+    try:
+        scores_N = read_scores(path, trials)
+    except ValueError:
+        raise OtherTrialsError(other_trials) from None
+    if abs(eer(scores_N, trials.is_target_N) - row["eer"]) > MAX_EER_CHANGE:
+        raise ValueError(f"the stored scores of {name} are not those of its EER")
+    return scores_N

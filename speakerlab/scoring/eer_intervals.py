@@ -1,0 +1,240 @@
+"""Intervals of EERs and of their differences that also hold with few errors.
+
+In: scores of trials. Out: an EER with its 95 % interval, and differences between systems on the
+same trials. The replicates of a bootstrap (scoring/bootstrap.py) can only repeat the errors of a
+sample: without an error, its interval is [0, 0]. Here an interval has three parts:
+
+1. The influence of a speaker is the change of the EER if the speaker had no weight, to first order:
+   at the threshold of the EER, with the densities f of the scores of both kinds,
+   EER - eer = w (miss rate - eer) + (1 - w) (false-alarm rate - eer), w = f_non / (f_non + f_tar).
+   A speaker has the target trials of its own, and the non-target trials of which it is a side. The
+   sum of the squares estimates the variance of the EER.
+2. With few errors this variance is itself uncertain. So one more speaker with errors counts, whose
+   variance is that of independent trials.
+3. The interval is that of a proportion with the same variance (Korn and Graubard, "Confidence
+   intervals for proportions with small expected number of positive counts estimated from survey
+   data", Survey Methodology 24(2), 1998), with Jeffreys' bounds, widened by Student's quantile. Its
+   degrees of freedom follow from the fourth moments of the influences (Satterthwaite, "An
+   approximate distribution of estimates of variance components", Biometrics Bulletin 2(6), 1946):
+   a few speakers with most of the errors show the variance less well than equal ones.
+
+The interval of a difference joins those of both systems (Zou and Donner, "Construction of
+confidence limits about effect measures", Statistics in Medicine 27(10), 2008), with the correlation
+of the influences. tests/choose_claims.py measures how often these intervals hold the truth.
+Letters: N trials, M targets, S speakers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, ndtri, stdtrit
+
+from speakerlab.core.intervals import MIN_GROUPS
+from speakerlab.scoring.metrics import checked, eer
+
+LEVEL = 0.05  # an interval misses the truth so often
+# Independent trials with the variance of an EER, for each further utterance of a speaker: more than
+# one, because an EER changes by only a part of what the miss rate does. It was chosen so that the
+# intervals of tests/choose_claims.py hold the truth in 95 % of the corpora.
+TRIALS_PER_REPEAT = 2.5
+MIN_FREEDOM = 3.0  # degrees of freedom
+# Of a density, in standard deviations times M ** -0.2 (Silverman's rule of thumb).
+BANDWIDTH = 0.9
+MAX_TRIALS = 1e6  # effective number
+NUM_HALVINGS = 20  # of the search for a p-value, which is then exact to 1e-6
+
+
+@dataclass(frozen=True)
+class EerEstimate:
+    """EER of a sample of speakers, and what its interval depends on."""
+
+    eer: float
+    threshold: float
+    influence_S: NDArray[np.float64]
+    # The smaller of the numbers of speakers with target and with non-target trials.
+    num_speakers: int
+    num_erring: int  # speakers with a missed target at the threshold; 0 for an EER of 0
+    # Utterances of the speakers with target trials, without the first of each.
+    num_repeats: int
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of the EER between samples of speakers."""
+        return self.covariance(self)
+
+    def covariance(self, other: "EerEstimate") -> float:
+        """Return the covariance with the EER of another system on the same trials."""
+        product = float(self.influence_S @ other.influence_S)
+        # One speaker shows no variance, and has no interval.
+        return product * self.num_speakers / max(self.num_speakers - 1, 1)
+
+    def interval(self, level: float = LEVEL) -> list[float] | None:
+        """Return the interval [low, high], which misses the truth with the probability `level`.
+
+        Without the minimum number of speakers, None.
+        """
+        if self.num_speakers < MIN_GROUPS:
+            return None
+        tail = level / 2
+        # Away from 0 and 1, where a proportion would have no variance.
+        rate = (self.eer * self.num_repeats + 1) / (self.num_repeats + 2)
+        independent = rate * (1 - rate) / (TRIALS_PER_REPEAT * self.num_repeats)
+        weight = self.num_erring / (self.num_erring + 1)
+        variance = weight * self.variance + (1 - weight) * independent
+
+        # The proportion of so many independent trials has this variance.
+        widening = stdtrit(self._degrees_of_freedom(), tail) / ndtri(tail)
+        num_trials = min(rate * (1 - rate) / variance, MAX_TRIALS) / widening**2
+        num_errors = self.eer * num_trials
+        errors = num_errors + 0.5
+        others = num_trials - num_errors + 0.5
+        low = float(betaincinv(errors, others, tail))
+        high = float(betaincinv(errors, others, 1 - tail))
+        # Jeffreys' lower bound is above 0 without errors.
+        return [min(low, self.eer) if self.eer else 0.0, max(high, self.eer)]
+
+    def _degrees_of_freedom(self) -> float:
+        """Return the degrees of freedom of the variance: about S if no speaker stands out."""
+        most = self.num_speakers - 1
+        squares_S = self.influence_S**2
+        total = float(squares_S.sum())
+        if self.num_erring == 0 or total == 0:
+            return most
+        kurtosis = self.num_speakers * float(squares_S @ squares_S) / total**2
+        freedom = 2 * self.num_speakers / max(kurtosis - 1, 1e-9)
+        return min(max(freedom, MIN_FREEDOM), most)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """EER of one system minus that of another, on the same trials."""
+
+    difference: float
+    ci95: list[float] | None  # None: too few speakers
+    p_value: float | None  # two-sided
+    standard_error: float
+
+
+def estimate_eer(
+    scores: ArrayLike,
+    is_target: ArrayLike,
+    enrol_speaker_N: np.ndarray,
+    test_speaker_N: np.ndarray,
+    *,
+    num_repeats: int,
+) -> EerEstimate:
+    """Estimate the EER and the influence of each speaker. Speakers (N) are numbers from 0.
+
+    num_repeats: number of utterances of the speakers with target trials, without the first of each.
+    """
+    scores_N, is_target_N = checked(scores, is_target)
+    target_scores = scores_N[is_target_N]
+    other_scores = scores_N[~is_target_N]
+    threshold = _find_crossing(target_scores, other_scores)
+    is_missed = target_scores <= threshold
+    is_accepted = other_scores >= threshold
+
+    # The share of the miss rate in the EER, from the densities of the scores at the threshold.
+    num_targets = len(target_scores)
+    target_density = _density(target_scores, threshold, num_targets)
+    other_density = _density(other_scores, threshold, num_targets)
+    total_density = target_density + other_density
+    share = other_density / total_density if total_density > 0 else 0.5
+
+    miss_influence = share * (is_missed - is_missed.mean()) / num_targets
+    alarm_influence = is_accepted - is_accepted.mean()
+    alarm_influence = (1 - share) * alarm_influence / len(other_scores)
+    target_speaker = enrol_speaker_N[is_target_N]
+    enrol_speaker = enrol_speaker_N[~is_target_N]
+    test_speaker = test_speaker_N[~is_target_N]
+    num_all = 1 + int(max(enrol_speaker_N.max(), test_speaker_N.max()))
+    influence_S = np.zeros(num_all)
+    influence_S += np.bincount(target_speaker, miss_influence, num_all)
+    influence_S += np.bincount(enrol_speaker, alarm_influence, num_all)
+    influence_S += np.bincount(test_speaker, alarm_influence, num_all)
+
+    num_with_others = len(np.union1d(enrol_speaker, test_speaker))
+    rate = eer(scores_N, is_target_N)
+    # Even without errors, the lowest target counts as missed above.
+    num_erring = len(np.unique(target_speaker[is_missed])) if rate > 0 else 0
+    return EerEstimate(
+        eer=rate,
+        threshold=threshold,
+        influence_S=influence_S,
+        num_speakers=min(len(np.unique(target_speaker)), num_with_others),
+        num_erring=num_erring,
+        num_repeats=num_repeats,
+    )
+
+
+def compare_eers(ours: EerEstimate, theirs: EerEstimate) -> Difference:
+    """Compare two systems on the same trials."""
+    difference = ours.eer - theirs.eer
+    covariance = ours.covariance(theirs)
+    variance = ours.variance + theirs.variance - 2 * covariance
+    standard_error = float(np.sqrt(max(variance, 0.0)))
+    ci95 = _difference_interval(ours, theirs, LEVEL)
+    if ci95 is None:
+        return Difference(difference, None, None, standard_error)
+
+    # The p-value is the smallest level at which the interval excludes zero.
+    low_level = 0.0
+    high_level = 1.0
+    for _ in range(NUM_HALVINGS):
+        level = (low_level + high_level) / 2
+        interval = _difference_interval(ours, theirs, level)
+        assert interval is not None
+        low, high = interval
+        if low > 0 or high < 0:
+            high_level = level
+        else:
+            low_level = level
+    return Difference(difference, ci95, high_level, standard_error)
+
+
+def _difference_interval(
+    ours: EerEstimate, theirs: EerEstimate, level: float
+) -> list[float] | None:
+    """Join the intervals of both EERs into that of their difference."""
+    our_interval = ours.interval(level)
+    their_interval = theirs.interval(level)
+    if our_interval is None or their_interval is None:
+        return None
+    our_low, our_high = our_interval
+    their_low, their_high = their_interval
+    deviations = np.sqrt(ours.variance * theirs.variance)
+    correlation = ours.covariance(theirs) / deviations if deviations > 0 else 0.0
+
+    def joined(ours_away: float, theirs_away: float) -> float:
+        square = ours_away**2 + theirs_away**2
+        square -= 2 * correlation * ours_away * theirs_away
+        return float(np.sqrt(max(square, 0.0)))
+
+    difference = ours.eer - theirs.eer
+    below = joined(ours.eer - our_low, their_high - theirs.eer)
+    above = joined(our_high - ours.eer, theirs.eer - their_low)
+    return [difference - below, difference + above]
+
+
+def _find_crossing(target_scores: np.ndarray, other_scores: np.ndarray) -> float:
+    """Return the score of the target at which misses reach the false alarms."""
+    ascending = np.sort(target_scores)
+    num_targets = len(ascending)
+    miss_M = np.arange(1, num_targets + 1) / num_targets
+    num_below_M = np.searchsorted(np.sort(other_scores), ascending)
+    alarm_M = 1 - num_below_M / len(other_scores)
+    # Misses rise and false alarms fall, so the smaller of them is largest at the crossing.
+    crossing = int(np.minimum(miss_M, alarm_M).argmax())
+    return float(ascending[crossing])
+
+
+def _density(values: np.ndarray, at: float, num: int) -> float:
+    """Return the density of values by a Gaussian kernel, without its constant factor.
+
+    num: of the smaller sample, so that two densities have kernels of the same width.
+    """
+    width = BANDWIDTH * values.std() * num**-0.2
+    if width == 0:
+        return 0.0
+    return float(np.exp(-0.5 * ((values - at) / width) ** 2).mean() / width)

@@ -1,0 +1,61 @@
+"""Training of a network that finds who speaks when in a window (models/segmenter.py).
+
+Letters: B windows, S samples, F frames, K local speakers.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from speakerlab.core.batch import Batch
+from speakerlab.training.precision import Precision
+from speakerlab.training.task import Task, TaskOutput
+
+
+class SegmentationTask(Task):
+    """A segmentation network and its loss, which does not depend on the order of speakers.
+
+    segmenter: (x_B, function that masks features, or None) -> log_prob_BFC; it is in the place of
+    the embedder of other tasks. loss: see losses/powerset.py.
+    """
+
+    def __init__(
+        self, *, augment: Any, segmenter: Any, loss: Any, precision: Precision
+    ) -> None:
+        super().__init__(augment=augment, embedder=segmenter, precision=precision)
+        self.loss = loss
+
+    def forward(
+        self,
+        x_B: Tensor,
+        label_B: Tensor,
+        margin: float,
+        *,
+        batch: Batch | None = None,
+        frozen: bool = False,
+    ) -> TaskOutput:
+        """Return the loss of augmented waves (B, S).
+
+        batch: with who speaks when; None: a pass whose loss does not matter. The accuracy is the
+        share of frames with the right set of speakers.
+        """
+        del label_B, margin, frozen  # of other tasks
+        mask_features = None
+        if batch is not None:
+            mask_features = partial(self.augment.features, batch=batch)
+        with self.autocast, record_function("step/forward/segmenter"):
+            log_prob_BFC: Tensor = self.embedder(x_B, mask_features)
+        num_windows, num_frames, _ = log_prob_BFC.shape
+        if batch is None:
+            shape = (num_windows, self.loss.max_speakers, num_frames)
+            speech_BKF = torch.zeros(shape, dtype=torch.int8, device=x_B.device)
+        else:
+            assert batch.speech_BKF is not None
+            speech_BKF = batch.speech_BKF
+        with record_function("step/forward/loss"):
+            loss, accuracy = self.loss(log_prob_BFC, speech_BKF)
+        # The sums of a step count rows, so the mean becomes a sum over the rows of the batch.
+        return TaskOutput(loss, accuracy * num_windows)

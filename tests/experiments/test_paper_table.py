@@ -1,0 +1,226 @@
+"""Tables for papers: the numbers, what is bold, and that LaTeX and Markdown show the names."""
+
+import csv
+import io
+import shutil
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from paper_systems import make_list, score
+
+from speakerlab.experiments import paper_table
+from speakerlab.experiments.paper_table import (
+    build_table,
+    escape_latex,
+    find_best,
+    format_csv,
+    format_latex,
+    format_markdown,
+)
+from speakerlab.experiments.run_table import holm
+from speakerlab.experiments.systems import NamedSystem, Scored
+
+WEIRD = r"a_b & 50% #1 $x\{y}^~<z>|`*[q](r)* !"
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    return make_list(tmp_path_factory.mktemp("data") / "test")
+
+
+def table_of(scored, p_targets=(0.01,)):
+    systems = [result.system for result in scored]
+    return build_table(systems, [scored[0].trial_list], [scored], p_targets)
+
+
+def bold(table):
+    """(system, metric) of the bold cells."""
+    return [
+        (table.systems[place], column.metric)
+        for column in table.columns
+        for place, cell in enumerate(column.cells)
+        if cell.is_best
+    ]
+
+
+# What is bold
+
+
+def test_equal_copies_are_never_bold(listed):
+    table = table_of(score(listed, [0.3, 0.3], seeds=[1, 1]))
+    assert bold(table) == []
+    assert all(column.p_value == 1 for column in table.columns)
+    # Also not where both are much better than a third one.
+    table = table_of(score(listed, [0.3, 0.3, 4.0], seeds=[1, 1, 2]))
+    assert bold(table) == []
+
+
+def test_a_clearly_better_system_is_bold(listed):
+    scored = score(listed, [2.0, 0.2, 2.0])
+    assert bold(table_of(scored)) == [
+        ("system 1", "eer"),
+        ("system 1", "min_dcf_0.01"),
+    ]
+    assert bold(table_of(scored[:1])) == []
+
+
+def test_the_p_value_is_that_of_the_paired_bootstrap_after_holm(listed):
+    scored: Any = score(listed, [0.4, 0.44, 0.5])
+    values = [result.metric("eer") for result in scored]
+    best = int(np.argmin(values))
+    p_values = [
+        scored[best].replicates.paired(result.replicates, "eer")[1]
+        for result in scored
+        if result is not scored[best]
+    ]
+    place, p_value = find_best("eer", scored)
+    assert p_value is not None
+    assert p_value == max(holm(p_values))
+    assert (place == best) == (p_value < 0.05)
+    assert 0.01 < p_value < 1
+
+
+def test_without_scores_nothing_is_bold_and_a_note_has_the_reason(listed):
+    good, bad = score(listed, [0.2, 2.0])
+    row = {
+        "eer": 0.4,
+        "eer_ci95": [0.25, 0.5],
+        "min_dcf": {"0.01": 1.0},
+        "num_target": 30,
+        "num_nontarget": 405,
+    }
+    stored = Scored(bad.system, bad.trial_list, row, no_scores="bad has no scores")
+    table = table_of([good, stored])
+    assert bold(table) == []
+    assert table.notes == [
+        "test/trials: nothing is bold, not tested: bad has no scores"
+    ]
+    # The metrics of its results are shown.
+    assert "| 40.00 [25.00 to 50.00] | 1.000 |" in format_markdown(table)
+
+
+def test_too_few_speakers_and_too_many_systems_have_notes(tmp_path, listed):
+    small = make_list(tmp_path / "small", num_speakers=4)
+    table = table_of(score(small, [0.2, 4.0]))
+    assert bold(table) == []
+    assert "4 speakers are too few" in table.notes[0]
+    # No interval either.
+    text = format_markdown(table)
+    assert "In brackets" not in text
+    assert text.endswith("Nothing is bold: the differences were not tested.\n")
+    table = table_of(score(listed, [0.2, *[4.0] * 7]))
+    assert bold(table) == []
+    assert "nothing can be bold among so many systems" in table.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_systems", [2, 4])
+def test_the_best_of_equal_systems_is_seldom_bold(tmp_path, num_systems):
+    """Chosen on the same trials as it is tested: still at most one of twenty."""
+    listed = make_list(tmp_path / "test", num_speakers=20)
+    num_bold = 0
+    for column in range(100):
+        seeds = [num_systems * column + place for place in range(num_systems)]
+        systems = score(listed, [0.3] * num_systems, seeds=seeds, speaker_spread=0.3)
+        best, _ = find_best("eer", systems)
+        num_bold += best is not None
+    # 95 % of binomials of 100 draws at 5 % are at most 9.
+    assert num_bold <= 9
+
+
+# Formats
+
+
+@pytest.fixture
+def table(listed):
+    """Two lists; the second system was not scored on the second one."""
+    first = score(listed, [0.2, 2.0], names=["good_1", WEIRD])
+    systems = [result.system for result in first]
+    lists = [first[0].trial_list, type(first[0].trial_list)("b&c|d", "x")]
+    return build_table(systems, lists, [first, [first[0], None]], (0.01, 0.05))
+
+
+def test_csv_has_the_plain_numbers(table, listed):
+    rows = list(csv.DictReader(io.StringIO(format_csv(table))))
+    names = [(row["system"], row["trials"]) for row in rows]
+    assert names == [
+        ("good_1", "test/trials"),
+        ("good_1", "b&c|d"),
+        (WEIRD, "test/trials"),
+        (WEIRD, "b&c|d"),
+    ]
+    scored: Any = score(listed, [0.2, 2.0])
+    for row, result in zip(rows[::2], scored):
+        assert float(row["eer"]) == result.metric("eer")
+        low, high = result.replicates.interval("min_dcf_0.05")
+        assert float(row["min_dcf_0.05_low"]) == low
+        assert float(row["min_dcf_0.05_high"]) == high
+    assert [row["eer_best"] for row in rows] == ["1", "0", "0", ""]
+    assert rows[3]["eer"] == rows[3]["min_dcf_0.01_low"] == ""
+
+
+def test_markdown_shows_the_names_and_the_numbers(table, listed):
+    tokens = MarkdownIt().enable("table").parse(format_markdown(table))
+    cells = [
+        "".join(child.content for child in token.children or ())
+        for token in tokens
+        if token.type == "inline"
+    ]
+    num_columns = 7
+    assert cells[:num_columns][4] == "b&c|d: EER %"
+    good = cells[num_columns : 2 * num_columns]
+    weird = cells[2 * num_columns : 3 * num_columns]
+    assert good[0] == "good_1"
+    assert weird[0] == WEIRD
+    assert weird[4:] == ["-"] * 3
+    result: Any = score(listed, [0.2])[0]
+    low, high = (100 * rate for rate in result.replicates.interval("eer"))
+    eer = 100 * result.metric("eer")
+    assert good[1] == f"{eer:.2f} [{low:.2f} to {high:.2f}]"
+    # Of three columns, the best is bold.
+    assert sum(token.type == "table_open" for token in tokens) == 1
+    html = MarkdownIt().enable("table").render(format_markdown(table))
+    assert html.count("<strong>") == 3
+    assert "p &lt; 0.05 after Holm" in html
+
+
+def test_latex_has_rules_bold_numbers_and_escaped_names(table):
+    text = format_latex(table)
+    assert "\\toprule" in text and "\\bottomrule" in text
+    assert text.count("\\textbf{") == 3
+    assert "\\multicolumn{3}{c}{b\\&c\\textbar{}d}" in text
+    assert escape_latex(WEIRD) in text
+    assert escape_latex(r"\{_^") == ("\\textbackslash{}\\{\\_\\textasciicircum{}")
+    rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+    assert {line.count(" & ") for line in rows[1:]} == {6}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_latex_compiles(table, tmp_path):
+    (tmp_path / "table.tex").write_text(format_latex(table), encoding="utf-8")
+    lines = [
+        "\\documentclass{article}",
+        "\\usepackage{booktabs}",
+        "\\begin{document}",
+        "\\input{table}",
+        "\\end{document}",
+    ]
+    (tmp_path / "paper.tex").write_text("\n".join(lines))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "paper.pdf").stat().st_size > 5000
+
+
+def test_formats_have_the_names_of_the_option():
+    from speakerlab.bin import table as command
+
+    assert tuple(paper_table.FORMATS) == command.FORMATS
+    assert NamedSystem("x").exp_dir is None
