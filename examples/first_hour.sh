@@ -44,7 +44,7 @@ speakerlab verify "$voices"/spk080/spk080-0{0,1}.wav --model "$exp" --json
 job "3. Enrol three speakers"
 for voice in spk080 spk081 spk082; do
   speakerlab enroll "$voice" "$voices/$voice/$voice"-0{0,1,2}.wav --model "$exp" \
-    --out speakers.safetensors
+    --speakers speakers.safetensors
 done
 
 job "4. Identify a folder of recordings"

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
 from speakerlab.bin.embed import find_recordings, name_files
+from speakerlab.bin.words import pair, write_words
 from speakerlab.core import done, process
 from speakerlab.core.atomic import check_writable, locked, write_json, write_text
 from speakerlab.core.counting import count_of
@@ -21,6 +22,7 @@ from speakerlab.data.listing import shorten
 from speakerlab.data.tables import list_tables
 from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
+from speakerlab.diarization.transcripts import Transcript, read_transcripts
 
 if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.data.convert import Channels
@@ -51,6 +53,11 @@ def main(arguments: Sequence[str]) -> None:
     regions = read_regions(args.vad, names)
     if args.out is not None:
         check_writable(args.out / f"{shorten(names[0])}.rttm")
+    # Before the long computation, as an error in a transcript can be corrected first.
+    transcripts: dict[str, Transcript] = {}
+    if args.words is not None:
+        given = read_transcripts(args.words)
+        transcripts = pair(given, dict.fromkeys(names, ()), where=args.words)
     # The import loads a runtime, which `--help` does not need.
     segmentation = None
     if args.segmentation is not None:
@@ -72,11 +79,29 @@ def main(arguments: Sequence[str]) -> None:
     if args.out is None:
         num_failed = diarize_all(sources, args, model, segmentation)
     else:
+        sources = add_inputs(sources, args, model, segmentation)
         num_failed = diarize_into(args.out, sources, args, model, segmentation)
+        write_transcripts(args.out, sources, transcripts)
     if num_failed:
         total = count_of(len(names), "recording")
         log.error("%d of %s could not be diarized", num_failed, total)
         process.leave(process.EXIT_INPUT)
+
+
+def write_transcripts(
+    out: Path,
+    sources: Sequence["Source"],
+    transcripts: Mapping[str, Transcript],
+) -> None:
+    """Write the transcripts with the speakers of the turns in the folder."""
+    # A recording that failed may have the turns of an earlier run.
+    kept = Namespace(force=False)
+    for source in sources:
+        if source.name in transcripts and is_diarized(out, source, kept):
+            # Without speech, the file is empty.
+            turns_of = read_rttm(source.place(out, ".rttm"))
+            turns = [turn for recording in turns_of.values() for turn in recording]
+            write_words(out, source.name, transcripts[source.name], turns)
 
 
 @dataclass(frozen=True)
@@ -93,6 +118,21 @@ class Source:
         return out / f"{shorten(self.name)}{ending}"
 
 
+def add_inputs(
+    sources: Sequence[Source],
+    args: Namespace,
+    model: "SpeakerModel",
+    segmentation: "Segmentation | None",
+) -> list[Source]:
+    """Return the recordings with the digests of the inputs of their files."""
+    common = inputs_of(args, model, segmentation)
+    with_inputs: list[Source] = []
+    for source in sources:
+        inputs = done.digest([common, source_inputs(source)])
+        with_inputs.append(replace(source, inputs=inputs))
+    return with_inputs
+
+
 def diarize_into(
     out: Path,
     sources: Sequence[Source],
@@ -101,12 +141,6 @@ def diarize_into(
     segmentation: "Segmentation | None",
 ) -> int:
     """Diarize recordings without files from the same inputs; return the number of failures."""
-    common = inputs_of(args, model, segmentation)
-    with_inputs: list[Source] = []
-    for source in sources:
-        inputs = done.digest([common, source_inputs(source)])
-        with_inputs.append(replace(source, inputs=inputs))
-    sources = with_inputs
     num_sources = len(sources)
 
     # If nothing will be written, no lock is needed.
@@ -387,6 +421,11 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--out DIR", "folder of the RTTM, JSON and HTML files (default: print RTTM)"
     )
+    options.add(
+        "--words FILE",
+        "transcript (whisper's JSON, SRT, CTM), or a folder of them, whose words get"
+        " speakers in --out",
+    )
     options.add("--force", "diarize again what was diarized with the same inputs")
     options.add_gpus("to embed with")
     options.add_model_options()
@@ -408,6 +447,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
         options.error("--development: is needed for --method vbx, and for no other")
     if args.threshold is not None and args.method != "ahc":
         options.error("--threshold: needs --method ahc")
+    if args.words is not None and args.out is None:
+        options.error("--words: needs --out DIR, which the transcripts are written to")
     if args.far is not None and args.known is None:
         options.error("--far: decides who is known; add --known FILE")
     return args

@@ -32,7 +32,9 @@ from speakerlab.diarization.clustering import (
 from speakerlab.diarization.overlap import LocalSpeakers, add_overlap
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import Segment, find_segments
+from speakerlab.diarization.transcripts import Transcript, read_transcript
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
+from speakerlab.diarization.words import MAX_GAP_SECONDS, assign_words
 from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.speech import find_speech, is_other_sound
 
@@ -68,6 +70,18 @@ class Diarization:
 
     def __len__(self) -> int:
         return len(self.segments)
+
+    def assign_words(
+        self, transcript: Any, *, max_gap: float = MAX_GAP_SECONDS
+    ) -> Transcript:
+        """Return a transcript with the speaker of each word; see `words.assign_words`.
+
+        transcript: the path of whisper's JSON, of SRT or of CTM, or whisper's result, see
+        `transcripts.read_transcript`.
+        """
+        turns = [Turn(*segment[:3]) for segment in self]
+        words = read_transcript(transcript)
+        return assign_words(words, turns, max_gap=max_gap)
 
     def to_rttm(self) -> str:
         """Return the segments as lines of RTTM; blanks in names become `_`."""

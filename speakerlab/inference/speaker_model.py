@@ -302,17 +302,23 @@ class SpeakerModel:
             check_levels=check_levels,
         )
         read_group = partial(self._read_group, numbered, read)
-        with bar, ThreadPoolExecutor(1) as reader:
-            pending = reader.submit(read_group)
-            while True:
-                group = pending.result()
-                if not group:
-                    return
-                # The thread reads the next group while this one is embedded.
+        reader = ThreadPoolExecutor(1)
+        try:
+            with bar:
                 pending = reader.submit(read_group)
-                for row, result in self._embed_group(group):
-                    yield row, result
-                    bar.update()
+                while True:
+                    group = pending.result()
+                    if not group:
+                        return
+                    # The thread reads the next group while this one is embedded.
+                    pending = reader.submit(read_group)
+                    for row, result in self._embed_group(group):
+                        yield row, result
+                        bar.update()
+        finally:
+            # Without waiting: the garbage collector may close this generator in any thread, even
+            # in the one that reads.
+            reader.shutdown(wait=False, cancel_futures=True)
 
     @overload
     def embed_windows(

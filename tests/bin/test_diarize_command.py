@@ -72,6 +72,47 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
         assert segment["confidence"] == 1.0
 
 
+def test_words_of_a_transcript_get_speakers(exp, talk, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    path = tmp_path / "asr.srt"
+    path.write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n")
+    options = ("--speakers", 1, "--words", path, "--out", out)
+    diarized(exp, talk, *options)
+    text = (out / "talk.words.srt").read_text(encoding="utf-8")
+    assert text.splitlines()[2] == "speaker1: Hello"
+    # Also of a recording that is diarized already.
+    path.write_text("1\n00:00:04,500 --> 00:00:05,000\nAgain\n")
+    diarized(exp, talk, *options)
+    text = (out / "talk.words.srt").read_text(encoding="utf-8")
+    assert text.splitlines()[2] == "speaker1: Again"
+    # The turns of an earlier run are not those of a recording that cannot be read now.
+    (out / "talk.words.srt").unlink()
+    talk.write_bytes(b"damaged")
+    codes: list[int] = []
+    # It ends the process.
+    monkeypatch.setattr(diarize.process, "leave", codes.append)
+    diarized(exp, talk, *options)
+    assert codes == [1]
+    assert not (out / "talk.words.srt").exists()
+
+
+def test_a_recording_without_speech_has_words_of_nobody(exp, tmp_path):
+    audio.write(tmp_path / "a.wav", np.zeros(2 * RATE, dtype=np.int16), RATE)
+    path = tmp_path / "a.srt"
+    path.write_text("1\n00:00:00,500 --> 00:00:01,000\nHello\n")
+    diarized(exp, tmp_path / "a.wav", "--words", path, "--out", tmp_path / "out")
+    text = (tmp_path / "out" / "a.words.srt").read_text(encoding="utf-8")
+    assert text.splitlines()[2] == "Hello"
+
+
+def test_a_wrong_transcript_is_refused_before_the_work(exp, talk, tmp_path):
+    path = tmp_path / "asr.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="has no list `segments`"):
+        diarized(exp, talk, "--words", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["n" * 251, "录" * 83])
 def test_the_files_of_a_long_name_have_a_shorter_one(exp, talk, tmp_path, name, caplog):
     out = tmp_path / "out"

@@ -78,9 +78,10 @@ PUBLISHED = {
     ),
     "diarize": (
         "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx"
-        " --threshold --development --overlap --out --force? --model!"
+        " --threshold --development --overlap --words --out --force? --model!"
         " --device --precision=fp32|bf16|auto"
     ),
+    "words": "FILE+ --turns! --out! --max-gap",
     "calibrate": (
         "--model! --data! --for=verification|diarization --far+ --out --force?"
     ),

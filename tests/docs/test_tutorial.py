@@ -1,16 +1,18 @@
-"""The tutorial: its commands run in order, as a page and as a notebook.
+"""The tutorial, as a page and as a notebook, and the script of the first hour: all run as they are.
 
-Both run in a copy of the repository, so that `egs/mini` of the clone stays as it is.
+They run in a copy of the repository, so that `egs/mini` of the clone stays as it is.
 """
 
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +56,7 @@ def clone(tmp_path_factory) -> Path:
     """Return a copy of the repository without what runs of recipes have made."""
     clone = tmp_path_factory.mktemp("parent") / "speakerlab"
     hidden = shutil.ignore_patterns("__pycache__")
-    for name in ("conf", "docs", "speakerlab", "egs/common", "egs/mini"):
+    for name in ("conf", "docs", "speakerlab", "examples", "egs/common", "egs/mini"):
         shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=hidden)
     for name in ("corpus", "data", "exp"):
         shutil.rmtree(clone / "egs/mini" / name, ignore_errors=True)
@@ -128,3 +130,40 @@ def test_the_page_and_then_the_notebook_run(clone):
     notebook = run_script(cells_of_notebook(), clone, folder=clone / "docs")
     check_output(notebook)
     assert "already trained to the end" in notebook
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(
+    3600
+)  # trains two models, if the tutorial has not trained the first
+def test_the_ten_jobs_of_the_first_hour(clone, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    finished = subprocess.run(
+        ["bash", "examples/first_hour.sh", str(tmp_path)],
+        cwd=clone,
+        env={
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": str(clone),
+            "SERVE_PORT": f"{port}",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+    # A window each 0.75 s of both channels.
+    emb_WD = np.load(tmp_path / "windows.npy")
+    assert emb_WD.shape[0] > 20
+    assert emb_WD.shape[1] == 128
+    identified = re.findall(r'"name": "(spk\d+)", "known": true', finished.stdout)
+    assert identified.count("spk081") >= 11  # of 12
+    assert (tmp_path / "det.pdf").read_bytes().startswith(b"%PDF")
+    assert r"\textbf" in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert re.search(r"^recommended: .*campplus_tiny_s0", finished.stdout, re.MULTILINE)
+    answer = json.loads((tmp_path / "identified.json").read_text(encoding="utf-8"))
+    assert (answer["name"], answer["known"]) == ("ann", True)
+    assert finished.stdout.rstrip().endswith("decision: same speaker")

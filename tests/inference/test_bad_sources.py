@@ -232,6 +232,32 @@ def test_a_collection_that_fails_is_reported_by_row(model, sources, bad):
         model.embed_many(sources)
 
 
+def test_a_generator_may_be_closed_by_the_thread_that_reads(model):
+    """As by the garbage collector, which runs in any thread."""
+    errors: list[BaseException] = []
+
+    def close() -> np.ndarray:
+        try:
+            results.close()  # pyright: ignore[reportAttributeAccessIssue]
+        except BaseException as error:
+            errors.append(error)
+        return GOOD_S
+
+    # A group has 64 s: the second one is read after the first result.
+    is_suspended = threading.Event()
+    sources = [make_wave(0, 0, 65.0), lambda: is_suspended.wait(20) and close()]
+    results = model.embed_each(sources)
+    assert next(results)[0] == 0
+    is_suspended.set()
+    thread_ended = threading.Event()
+    for _ in range(200):
+        if errors or results.gi_frame is None:  # pyright: ignore[reportAttributeAccessIssue]
+            break
+        thread_ended.wait(0.05)
+    assert not errors
+    assert results.gi_frame is None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_a_pipe_without_a_writer_does_not_hang(model, tmp_path):
     pipe = tmp_path / "pipe.wav"
     os.mkfifo(pipe)
