@@ -200,8 +200,10 @@ class ConversationCrops(TrainCrops):
         """Return the first sample of a window of a recording, within a region that is labelled."""
         regions = self._reference(row).regions
         # A region as often as it is long, also where it is shorter than a window.
-        end_R = np.cumsum([end - start for start, end in regions])
-        index = int(np.searchsorted(end_R, rng.random() * end_R[-1], side="right"))
+        lengths = [end - start for start, end in regions]
+        end_R = np.cumsum(lengths)
+        drawn = rng.random() * end_R[-1]
+        index = int(np.searchsorted(end_R, drawn, side="right"))
         begin, last = self._start_range(row, regions[index])
         return int(rng.integers(begin, last + 1))
 

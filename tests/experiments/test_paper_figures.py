@@ -64,11 +64,14 @@ def lines_of(axes, colour):
 
 
 def crossing(x_K, y_K):
-    """Where a falling curve crosses the diagonal."""
+    """Where a curve crosses the diagonal upwards: linear between its two points beside it."""
     gap_K = np.asarray(y_K) - np.asarray(x_K)
-    (after,) = np.flatnonzero((gap_K[:-1] < 0) & (gap_K[1:] >= 0)) + 1
-    share = gap_K[after - 1] / (gap_K[after - 1] - gap_K[after])
-    return x_K[after - 1] + share * (x_K[after] - x_K[after - 1])
+    is_below = gap_K[:-1] < 0
+    is_above_next = gap_K[1:] >= 0
+    (before,) = np.flatnonzero(is_below & is_above_next)
+    after = before + 1
+    share = gap_K[before] / (gap_K[before] - gap_K[after])
+    return x_K[before] + share * (x_K[after] - x_K[before])
 
 
 def det(scored, size=COLUMN, **options):

@@ -183,7 +183,9 @@ def test_windows_are_each_as_their_samples_alone(file):
     times_W2, emb_WD = model.embed_windows(wave_S, window=2.5, step=0.8)
     assert times_W2 == pytest.approx(np.array([[0, 2.5], [0.8, 3.3], [1.6, 4.1]]))
     for (start, end), emb_D in zip(times_W2, emb_WD):
-        alone_D = model.embed(wave_S[round(start * RATE) : round(end * RATE)])
+        first = round(start * RATE)
+        last = round(end * RATE)
+        alone_D = model.embed(wave_S[first:last])
         assert np.abs(emb_D - alone_D).max() < 1e-5 * np.abs(alone_D).max()
 
 
