@@ -50,6 +50,20 @@ def _share(text: str) -> float:
     return share
 
 
+def _prior(text: str) -> float:
+    """Read the prior of a minDCF."""
+    try:
+        prior = float(text)
+    except ValueError:
+        prior = math.nan
+    if not 0 < prior < 1:  # NaN is not
+        raise argparse.ArgumentTypeError(
+            f"must be between 0 and 1, got {text}; several are separated by blanks, as"
+            " 0.01 0.05"
+        )
+    return prior
+
+
 # The type of an option's value by its metavar; str for all other metavars.
 TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "DIR": Path,
@@ -62,7 +76,7 @@ TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
     "STEM": _stem,
     "YAML": Path,
     "COSINE": float,
-    "P": float,
+    "P": _prior,
     "RATE": _share,
     "SHARE": _share,
 }
@@ -210,17 +224,26 @@ class Parser(argparse.ArgumentParser):
         )
         self.add("--codecs NAME", codecs, nargs="+", default=[])
 
-    def add_systems(self) -> None:
-        """Add the systems and their trial lists, as `experiments.systems` reads them."""
+    def add_systems(self, *, several_lists: bool = True) -> None:
+        """Add the systems and their trial lists, as `experiments.systems` reads them.
+
+        several_lists: whether the command takes more than one list.
+        """
         systems = (
             "experiments with results, or score files; of several lists, a score file for"
             " each --trials, all with one NAME"
         )
-        self.add("systems [NAME=]SYSTEM", systems, nargs="+")
         lists = (
-            "trial list, beside its utt2spk; give it again for more lists (default:"
-            " those of the experiments' results)"
+            "trial list, beside its utt2spk, or its name in the results; give it again for"
+            " more lists (default: those of the experiments' results)"
         )
+        if not several_lists:
+            systems = "experiments with results, or score files"
+            lists = (
+                "the one trial list, beside its utt2spk, or its name in the results"
+                " (default: that of the experiments' results)"
+            )
+        self.add("systems [NAME=]SYSTEM", systems, nargs="+")
         # Given again, not followed by more: it may stand before the systems.
         self.add_argument(
             "--trials",

@@ -11,7 +11,7 @@ from speakerlab.experiments.results import bounds
 from speakerlab.scoring.metrics import error_rates, min_cllr, threshold_at
 
 if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
-    from speakerlab.experiments.systems import NamedList, Scored
+    from speakerlab.experiments.systems import Scored
 
 # Name in the output -> name in the replicates.
 METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
@@ -33,14 +33,18 @@ class Difference:
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
-    from speakerlab.experiments.systems import read_lists, read_systems, score_systems
+    from speakerlab.experiments.systems import (
+        read_lists,
+        read_systems,
+        require_scores,
+        score_systems,
+    )
 
     systems = read_systems(args.systems, num_lists=len(args.trials), short_names=False)
-    lists = read_lists(args.trials, systems)
-    scored_of_lists = [
-        check_scored(trial_list, results, [system.name for system in systems])
-        for trial_list, results in zip(lists, score_systems(systems, lists, P_TARGETS))
-    ]
+    lists = read_lists(args.trials, systems, short_names=False)
+    scored_of_lists: list[list[Scored]] = []
+    for trial_list, results in zip(lists, score_systems(systems, lists, P_TARGETS)):
+        scored_of_lists.append(require_scores(trial_list, systems, results))
     # Of each list, one entry for each system.
     differences = correct([compare_with_first(scored) for scored in scored_of_lists])
     for scored, of_list in zip(scored_of_lists, differences):
@@ -59,6 +63,9 @@ def main(arguments: Sequence[str]) -> None:
             f"corrected: by Holm's method, for {num_comparisons} comparisons of each"
             " metric\n"
         )
+    if not args.json:
+        for line in conclusions(scored_of_lists, differences):
+            sys.stdout.write(f"{line}\n")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -71,25 +78,6 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--frr RATE", "print the threshold for this miss rate", group=rate)
     options.add_json("system and trial list")
     return options.parse_args(arguments)
-
-
-def check_scored(
-    trial_list: "NamedList",
-    results: "Sequence[Scored | None]",
-    names: Sequence[str],
-) -> "list[Scored]":
-    """Return the systems on a list; ValueError if one has no scores of it."""
-    scored: list[Scored] = []
-    for result, name in zip(results, names):
-        if result is None:
-            raise ValueError(
-                f"{name}: was not scored on {trial_list.name}; choose other lists with"
-                " --trials"
-            )
-        if not result.has_scores:
-            raise ValueError(f"{trial_list.name}: {result.no_scores}")
-        scored.append(result)
-    return scored
 
 
 def compare_with_first(scored: "Sequence[Scored]") -> list[list[Difference]]:
@@ -137,6 +125,59 @@ def correct(
         ]
         for of_list in differences
     ]
+
+
+def conclusions(
+    scored_of_lists: "Sequence[Sequence[Scored]]",
+    differences: Sequence[Sequence[Sequence[Difference]]],
+) -> list[str]:
+    """Return what is significant for each system and metric, over all lists."""
+    from speakerlab.experiments.run_table import LEVEL, least_p
+
+    lists = [scored[0].trial_list.name for scored in scored_of_lists]
+    first, *others = [result.system.name for result in scored_of_lists[0]]
+    num_comparisons = len(lists) * len(others)
+    level = f"level {LEVEL:g}{', corrected' if num_comparisons > 1 else ''}"
+    lines: list[str] = []
+    for place, name in enumerate(others, start=1):
+        for number, metric in enumerate(METRICS):
+            of_lists = [of_list[place][number] for of_list in differences]
+            verdict = _verdict(lists, of_lists, LEVEL)
+            lines.append(f"{metric} of {name} against {first}: {verdict} ({level})")
+
+    for trials, scored in zip(lists, scored_of_lists):
+        replicates = scored[0].replicates
+        least = least_p(replicates)
+        # Without a p-value, the verdict has the list.
+        if others and least is not None and least * num_comparisons >= LEVEL:
+            lines.append(
+                f"{trials}: with {replicates.num_speakers} speakers, a p-value is at least"
+                f" {least:.2g} before the correction; this list can hardly show a"
+                " difference"
+            )
+    return lines
+
+
+def _verdict(lists: Sequence[str], of_lists: Sequence[Difference], level: float) -> str:
+    """Return on which lists a system is significantly better or worse."""
+    none = "no significant difference"
+    found: dict[str, list[str]] = {}
+    for trials, difference in zip(lists, of_lists):
+        if difference.corrected_p is None:
+            finding = "not tested (fewer than five speakers)"
+        elif difference.corrected_p >= level:
+            finding = none
+        else:
+            finding = f"significantly {'lower' if difference.change < 0 else 'higher'}"
+        found.setdefault(finding, []).append(trials)
+    if len(found) > 1:
+        return ", ".join(f"{text} on {' and '.join(on)}" for text, on in found.items())
+    (finding,) = found
+    if len(lists) == 1:
+        return finding
+    if finding == none:
+        return f"{none} on any list"
+    return f"{finding} on {'both' if len(lists) == 2 else f'all {len(lists)}'} lists"
 
 
 def print_system(

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
 log = logging.getLogger(__name__)
 KINDS = ("det", "scores", "roc", "duration", "confusion")
 FORMATS = (".pdf", ".svg", ".png")
-WIDTHS = {"column": 8.5, "page": 17.5}  # in cm
+# In cm: those of Interspeech and Odyssey, which are narrower than those of ICASSP and IEEE.
+WIDTHS = {"column": 8.0, "page": 17.0}
 MIN_WIDTH, MAX_WIDTH = 5.0, 30.0
 
 
@@ -57,13 +58,13 @@ def parse(arguments: Sequence[str]) -> Namespace:
         " `speakerlab classify`"
     )
     options.add("kind KIND", kind, choices=KINDS)
-    options.add_systems()
+    options.add_systems(several_lists=False)
     options.add(
         "--out FILE", "file to write: .pdf, .svg or .png; replaced", required=True
     )
     options.add(
         "--width column|page|CM",
-        "width of the figure in the paper: column, 8.5 cm (default), page, 17.5 cm, or a"
+        "width of the figure in the paper: column, 8 cm (default), page, 17 cm, or a"
         " number of cm",
         value_type=_width,
         default=WIDTHS["column"],
@@ -116,11 +117,6 @@ def check(args: Namespace) -> None:
         raise ValueError(
             f"--data: is for confusion, not for {args.kind}; give --trials"
         )
-    for prior in args.p_target:
-        if not 0 < prior < 1:
-            raise ValueError(
-                f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
-            )
 
 
 def read_scored(args: Namespace) -> "list[Scored]":
@@ -128,6 +124,7 @@ def read_scored(args: Namespace) -> "list[Scored]":
     from speakerlab.experiments.systems import (
         read_lists,
         read_systems,
+        require_scores,
         score_systems,
     )
 
@@ -141,27 +138,17 @@ def read_scored(args: Namespace) -> "list[Scored]":
             if all(trial_list.key in system.rows for system in systems)
         ]
     if len(lists) != 1:
-        names = ", ".join(trial_list.name for trial_list in lists)
-        problem = (
-            f"the results have several lists, {names}"
-            if lists
-            else "the systems have no list in common"
-        )
+        if not lists:
+            raise ValueError(
+                "--trials: the systems have no list in common; score them on the same list"
+            )
+        keys = " and ".join(f"'{trial_list.key}'" for trial_list in lists)
         raise ValueError(
-            f"--trials: {problem}; give the list of the figure with --trials"
+            f"--trials: a figure has one list, the results have {keys}; choose one, as"
+            f" --trials '{lists[0].key}'"
         )
     (results,) = score_systems(systems, lists, args.p_target)
-    scored: list[Scored] = []
-    for system, result in zip(systems, results):
-        if result is None:
-            raise ValueError(
-                f"{system.name}: was not scored on {lists[0].name}; run `speakerlab"
-                " score`"
-            )
-        if not result.has_scores:
-            raise ValueError(f"{lists[0].name}: {result.no_scores}")
-        scored.append(result)
-    return scored
+    return require_scores(lists[0], systems, results)
 
 
 def draw(args: Namespace, scored: "Sequence[Scored]", size: "Size") -> Any:
@@ -185,11 +172,11 @@ def draw(args: Namespace, scored: "Sequence[Scored]", size: "Size") -> Any:
 def read_confusions(args: Namespace) -> "dict[str, Row]":
     """Return system -> its row of an identification; ValueError if there is none, or several."""
     from speakerlab.experiments.results import read_rows
-    from speakerlab.experiments.systems import split_name
+    from speakerlab.experiments.systems import named_paths, only_path
 
     row_of: dict[str, Row] = {}
-    for text in args.systems:
-        name, exp_dir = split_name(text)
+    for name, paths in named_paths(args.systems).items():
+        exp_dir = only_path(name, paths)
         rows = [
             row
             for row in read_rows(exp_dir / "results.json")
@@ -206,11 +193,6 @@ def read_confusions(args: Namespace) -> "dict[str, Row]":
             count = count_of(len(rows), "data directory")
             raise ValueError(
                 f"{exp_dir}: has results of {count}, {names}; choose one with --data"
-            )
-        name = name or exp_dir.name or str(exp_dir)
-        if name in row_of:
-            raise ValueError(
-                f"{name}: names two systems; give another name, as NAME={exp_dir}"
             )
         row_of[name] = rows[0]
     return row_of

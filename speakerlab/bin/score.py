@@ -27,7 +27,12 @@ from speakerlab.experiments.embedded import (
 )
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report import write_report
-from speakerlab.experiments.trial_list import ListScores, TrialList, read_trial_list
+from speakerlab.experiments.trial_list import (
+    ListScores,
+    TrialList,
+    list_name,
+    read_trial_list,
+)
 from speakerlab.scoring.chain import USUAL_TOP_N, Chain, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import P_TARGETS, error_rates
@@ -125,7 +130,8 @@ def inputs_of(args: Namespace) -> dict[str, Any]:
         **model_inputs(args.exp),
         "options": options,
         "enrolment": enrolment,
-        "trials": {str(path): done.file_digest(path) for path in args.trials},
+        # Absolute, so that a comparison finds them from another folder.
+        "trials": {str(p.absolute()): done.file_digest(p) for p in args.trials},
         "sets": [set_inputs(args.exp, folder) for folder in folders],
         "reference": reference,
     }
@@ -220,7 +226,7 @@ def check_one_space(exp_dir: Path, enrol_exp_dir: Path) -> None:
 
 def scores_file(trials: Path, back_end: str, enrol_exp_dir: Path | None) -> str:
     """Return the file name of a list's scores; plain cosine is left out of the name."""
-    name = f"{trials.parent.name}_{trials.name}"
+    name = list_name(trials).replace("/", "_")
     if enrol_exp_dir is not None:
         name += f"_enrolled_by_{enrol_exp_dir.name}"
     if back_end != "cosine":
@@ -228,11 +234,11 @@ def scores_file(trials: Path, back_end: str, enrol_exp_dir: Path | None) -> str:
     return f"{name}.txt"
 
 
-def name_of_result(list_name: str, enrol_exp_dir: Path | None) -> str:
-    """Return the name under which results.json has the results of a list."""
+def name_of_result(name: str, enrol_exp_dir: Path | None) -> str:
+    """Return the name under which results.json has the results of a list, given its own."""
     if enrol_exp_dir is None:
-        return list_name
-    return f"{list_name}, enrolled by {enrol_exp_dir.name}"
+        return name
+    return f"{name}, enrolled by {enrol_exp_dir.name}"
 
 
 def print_results(
@@ -263,8 +269,7 @@ def asked_rows(
 ) -> Iterator[tuple[results.Row, Path]]:
     """Yield the rows of the lists and back ends of the command, and the path of each list."""
     for path in args.trials:
-        list_name = f"{path.parent.name}/{path.name}"
-        name = name_of_result(list_name, args.enrol_exp)
+        name = name_of_result(list_name(path), args.enrol_exp)
         for row in rows:
             # Behind a comma are the options of the back end.
             back_end, _, _ = row["backend"].partition(",")
@@ -415,11 +420,6 @@ def parse(arguments: Sequence[str]) -> Namespace:
         raise ValueError(
             f"--threshold: must be a finite score, got {args.threshold:g}; correct it"
         )
-    for prior in args.p_target:
-        if not 0 < prior < 1:
-            raise ValueError(
-                f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
-            )
     return args
 
 

@@ -30,12 +30,25 @@ def main(arguments: Sequence[str]) -> None:
     table = paper_table.build_table(systems, lists, scored, args.p_target)
     for note in table.notes:
         log.warning("%s", note)
+    if args.format == "latex":
+        warn_of_width(paper_table.latex_width_cm(table), paper_table.PAGE_CM)
     text = paper_table.FORMATS[args.format](table)
     if args.out is None:
         sys.stdout.write(text)
         return
     write_text(args.out, text)
     log.info("%s: wrote the table", args.out)
+
+
+def warn_of_width(width_cm: float, page_cm: float) -> None:
+    """Log that a table is wider than a page."""
+    if width_cm > page_cm:
+        log.warning(
+            "the table is about %.0f cm wide in \\small, a page %.0f cm; choose fewer"
+            " lists with --trials, or give shorter names",
+            width_cm,
+            page_cm,
+        )
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -46,10 +59,4 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--p-target P", "target priors of the minDCF", nargs="+", default=[0.01]
     )
-    args = options.parse_args(arguments)
-    for prior in args.p_target:
-        if not 0 < prior < 1:
-            raise ValueError(
-                f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
-            )
-    return args
+    return options.parse_args(arguments)

@@ -48,7 +48,7 @@ def set_inputs(exp_dir: Path, data_dir: Path) -> dict[str, str]:
     # `speakerlab check` writes the last two, which determine the valid utterances.
     tables = [*list_tables(data_dir), "utt2dur", "rejected.tsv"]
     return {
-        "folder": str(data_dir),
+        "folder": str(data_dir.absolute()),
         "tables": done.files_digest(data_dir, tables),
         "trained": embeddings_inputs(exp_dir, data_dir),
         "untrained": embeddings_inputs(exp_dir, data_dir, untrained=True),

@@ -40,8 +40,12 @@ from speakerlab.scoring.metrics import eer_of_points, operating_points
 log = logging.getLogger(__name__)
 MAX_HEIGHT_CM = 24.0  # of the text on a page
 WIDE_CM = 12.0  # from this width on, the legend is beside the plot
-WIDE_SHARE = 0.6  # of the plot in the width of such a figure
+MAX_LEGEND_SHARE = 0.36  # of the width of such a figure
 LEGEND_GAP_CM = 0.2  # to the plot
+HANDLE_EM = 4.0  # of an entry of the legend: its line and blanks, in sizes of its font
+MANY_SYSTEMS = 4  # from here on, the points of DET curves are small
+HOLLOW = "hollow: no interval"
+STORED = "model's own"  # threshold, that of its calibration
 CM = 1 / 2.54  # in inches
 POINT_CM = 2.54 / 72
 PNG_DPI = 600
@@ -69,6 +73,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FONTS = ("STIXGeneral", "DejaVu Sans")
 NUM_BAND_POINTS = 120
 MAX_CLASSES = 20
+AXIS_LABEL_CM = 1.0  # left of the names of the classes
+MIN_TITLE_CM = 2.5
 OTHER = "other"  # column of the classes that are not shown
 DARK_CELL = 0.55  # from this share on, the number in a cell is white
 
@@ -196,12 +202,12 @@ def det_figure(
 
     title = _metrics_title(p_targets)
     figure, axes, place_legend = _figure_with_legend(size, entries, title, aspect=1.0)
-    plot_cm = 0.84 * (WIDE_SHARE * size.width_cm if size.is_wide else size.width_cm)
+    plot_cm = 0.84 * figure.get_figheight() / CM
     draw_det(
         axes,
         curves,
         linewidth=1.1,
-        markersize=4.5,
+        markersize=4.5 if len(scored) < MANY_SYSTEMS else 3.5,
         character=0.5 * size.small * POINT_CM / plot_cm,
     )
     _finish(axes)
@@ -280,7 +286,9 @@ def scores_figure(
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    num_columns = min(len(scored), 2) if size.is_wide else 1
+    num_columns = 1
+    if size.is_wide:
+        num_columns = 2 if len(scored) in (2, 4) else min(len(scored), 3)
     num_rows = -(-len(scored) // num_columns)
     is_target_N = scored[0].is_target_N
     num_target = int(np.count_nonzero(is_target_N))
@@ -291,19 +299,26 @@ def scores_figure(
         for colour, line in zip(COLOURS, ("-", "--"))
     ]
     entries = [f"targets ({num_target:,})", f"non-targets ({num_nontarget:,})"]
-    for name, dashes in _threshold_dashes(scored, p_targets).items():
-        handles.append(Line2D([], [], color="black", linewidth=0.9, linestyle=dashes))
+    for name, look in _threshold_looks(scored, p_targets).items():
+        handles.append(Line2D([], [], **look))
         entries.append(f"threshold, {name}")
 
     figure = _new_figure(size, 1.0)
-    lines, columns = _fit(figure, size, entries, size.width_cm)
+    lines, columns = _fit(figure, size, entries, size.width_cm, max_columns=2)
     panel_cm = 2.9 if len(scored) > 1 else 4.2
     title_cm = 1.3 * size.font_size * POINT_CM
     height_cm = num_rows * (panel_cm + title_cm) + 0.5
     figure.set_figheight(height_cm * CM)
-    panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    panels = figure.subplots(
+        num_rows,
+        num_columns,
+        squeeze=False,
+        sharex=_are_alike(scored),
+    ).ravel()
     for place, result in enumerate(scored):
         axes = panels[place]
+        # Shared axes show their labels only below the last row.
+        axes.tick_params(axis="x", labelbottom=True)
         draw_scores(
             axes,
             result.scores_N,
@@ -313,14 +328,18 @@ def scores_figure(
             dashes="--",
         )
         for name, threshold in _thresholds(result, p_targets).items():
-            # A threshold that rejects everything is no score.
-            if np.isfinite(threshold):
-                dashes = _threshold_dashes(scored, p_targets)[name]
-                axes.axvline(threshold, color="black", linewidth=0.9, linestyle=dashes)
+            look = _threshold_looks(scored, p_targets)[name]
+            if name == STORED:
+                # At the upper end, where no other threshold covers it.
+                top = axes.get_xaxis_transform()
+                axes.plot(threshold, 1, **look, transform=top, clip_on=False, zorder=3)
+            else:
+                axes.axvline(threshold, **look)
         axes.set_ylabel("density")
         if len(scored) > 1:
             panel_width = size.width_cm / num_columns - 1.2
-            _set_title(axes, _wrapped(figure, size, result.system.name, panel_width))
+            name = result.system.name
+            _set_title(axes, _wrapped_title(figure, size, name, panel_width))
         if place >= len(scored) - num_columns:
             axes.set_xlabel("score")
         _finish(axes)
@@ -336,7 +355,8 @@ def scores_figure(
 def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
     """Return a figure of the EER over the duration of the shorter recording, with intervals.
 
-    Raises ValueError if durations are unknown, or all are alike.
+    A point without an interval, or with one of no errors, is hollow. Raises ValueError if
+    durations are unknown, or all are alike.
     """
     names: list[str] = []
     rows_of: list[dict[str, dict[str, Any]]] = []
@@ -345,7 +365,10 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
         rows_of.append(rows)
         # All systems have the same trials, and so the same bins.
         names = list(rows)
+    has_hollow = any(_is_hollow(row) for rows in rows_of for row in rows.values())
     entries = [(result.system.name, "") for result in scored]
+    if has_hollow:
+        entries.append((HOLLOW, ""))
     figure, axes, place_legend = _figure_with_legend(size, entries, "", aspect=0.72)
 
     top = 0.0
@@ -356,8 +379,6 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
         rates: list[float] = []
         for bin_number, name in enumerate(names):
             row = rows[name]
-            if row["eer"] is None:  # only targets, or only non-targets
-                continue
             position = bin_number + shift
             positions.append(position)
             rates.append(100 * row["eer"])
@@ -386,6 +407,16 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
             zorder=3,
             label=scored[place].system.name,
         )
+        for position, row in zip(positions, rows.values()):
+            if _is_hollow(row):
+                axes.plot(
+                    position,
+                    100 * row["eer"],
+                    color=_colour(place),
+                    **_hollow(_marker(place)),
+                    clip_on=False,
+                    zorder=4,
+                )
     labels = [
         f"{_short_bin(name)}\n({rows_of[0][name]['num_target']:,})" for name in names
     ]
@@ -397,8 +428,28 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
         ylabel="EER, %",
     )
     _finish(axes)
-    place_legend(_system_handles(len(scored), with_markers=True))
+    handles = _system_handles(len(scored), with_markers=True)
+    if has_hollow:
+        from matplotlib.lines import Line2D
+
+        handles.append(Line2D([], [], color="black", linestyle="", **_hollow("o")))
+    place_legend(handles)
     return figure
+
+
+def _is_hollow(row: Mapping[str, Any]) -> bool:
+    """Return whether an EER has no interval: too few speakers, or no error in any replicate."""
+    ci95 = row["eer_ci95"]
+    return ci95 is None or ci95[0] == ci95[1]
+
+
+def _hollow(marker: str) -> dict[str, Any]:
+    return {
+        "marker": marker,
+        "markersize": 4,
+        "markerfacecolor": "white",
+        "markeredgewidth": 0.9,
+    }
 
 
 def confusion_figure(rows: Mapping[str, Row], size: Size) -> Any:
@@ -410,6 +461,10 @@ def confusion_figure(rows: Mapping[str, Row], size: Size) -> Any:
         panel_cm = WIDE_CM
     figure = _new_figure(size, num_rows * (panel_cm + 0.4))
     panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    classes = {name for row in rows.values() for name in row["confusion"]}
+    names_cm = max(_width_cm(figure, size, name) for name in classes)
+    # Right of the names of the classes and of the axis.
+    title_cm = max(panel_cm - names_cm - AXIS_LABEL_CM, MIN_TITLE_CM)
     for axes, (name, row) in zip(panels, rows.items()):
         true_names, found_names, share = confusion_shares(row)
         if len(true_names) < row["num_classes"]:
@@ -422,7 +477,7 @@ def confusion_figure(rows: Mapping[str, Row], size: Size) -> Any:
             )
         _draw_confusion(axes, share, true_names, found_names, size, panel_cm)
         title = f"{name}: accuracy {percent(row['accuracy'])} %"
-        _set_title(axes, _wrapped(figure, size, title, panel_cm - 1))
+        _set_title(axes, _wrapped_title(figure, size, title, title_cm))
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     return figure
@@ -554,7 +609,10 @@ def _metrics_title(p_targets: Sequence[float]) -> str:
 
 
 def _thresholds(result: Scored, p_targets: Sequence[float]) -> dict[str, float]:
-    """Return name -> threshold at the EER, at each minDCF, and that stored with the model."""
+    """Return name -> threshold at the EER, at each minDCF, and that of the model's calibration.
+
+    A threshold that rejects everything is no score and is left out.
+    """
     p_miss_K, p_fa_K, threshold_K = _points_of(result)
     # The first threshold with at least as many misses as false alarms, in shares.
     at_eer = int(np.argmax(p_miss_K >= p_fa_K))
@@ -564,18 +622,44 @@ def _thresholds(result: Scored, p_targets: Sequence[float]) -> dict[str, float]:
         thresholds[f"minDCF({p_target:g})"] = float(threshold_K[point])
     stored = (result.row or {}).get("at_threshold")
     if stored is not None:
-        thresholds["stored with the model"] = stored["threshold"]
-    return thresholds
+        thresholds[STORED] = stored["threshold"]
+    return {name: value for name, value in thresholds.items() if np.isfinite(value)}
 
 
-def _threshold_dashes(
+def _threshold_looks(
     scored: Sequence[Scored], p_targets: Sequence[float]
-) -> dict[str, Any]:
-    """Return the dashes of each threshold of any system, for the lines and the legend."""
+) -> dict[str, dict[str, Any]]:
+    """Return the look of each threshold of any system, for the panels and the legend."""
     names: dict[str, None] = {}
     for result in scored:
         names |= dict.fromkeys(_thresholds(result, p_targets))
-    return {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
+    looks: dict[str, dict[str, Any]] = {}
+    for place, name in enumerate(names):
+        line = DASHES[place % len(DASHES)]
+        looks[name] = {"color": "black", "linewidth": 0.9, "linestyle": line}
+    if STORED in looks:
+        looks[STORED] = {
+            "color": "black",
+            "linestyle": "",
+            "marker": "v",
+            "markersize": 4.5,
+        }
+    return looks
+
+
+def _are_alike(scored: Sequence[Scored]) -> bool:
+    """Return whether the scores of all systems are of one kind, such as cosines."""
+    kinds: set[str] = set()
+    for result in scored:
+        finite_N = result.scores_N[np.isfinite(result.scores_N)]
+        if result.row is not None:
+            kinds.add(result.row["backend"])
+        elif len(finite_N) and np.abs(finite_N).max() <= 1:
+            kinds.add("cosine")
+        else:
+            # Of a score file: any other scale.
+            kinds.add(result.system.name)
+    return len(kinds) == 1
 
 
 def _duration_rows(result: Scored) -> dict[str, dict[str, Any]]:
@@ -589,8 +673,13 @@ def _duration_rows(result: Scored) -> dict[str, dict[str, Any]]:
     rows = condition_rows(
         result.scores_N, listed.trials, listed.speakers, {}, listed.seconds
     )
-    rates_of = {row["value"]: row for row in rows if row["condition"] == SHORTER_SIDE}
-    if not any(row["eer"] is not None for row in rates_of.values()):
+    # With only targets, or only non-targets, a bin has no EER.
+    rates_of = {
+        row["value"]: row
+        for row in rows
+        if row["condition"] == SHORTER_SIDE and row["eer"] is not None
+    }
+    if not rates_of:
         raise ValueError(
             f"{listed.name}: its trials do not differ in the duration of their shorter"
             " side enough to draw EERs by duration; use another list"
@@ -662,15 +751,18 @@ def _figure_with_legend(
     figure = _new_figure(size, aspect * size.width_cm)
     axes = figure.add_subplot()
     texts = [": ".join(filter(None, entry)) for entry in entries]
+    most_cm = size.width_cm * (MAX_LEGEND_SHARE if size.is_wide else 1)
+    max_columns = 1 if size.is_wide else len(texts)
+    lines, columns = _fit(figure, size, texts, most_cm, max_columns=max_columns)
+    wrapped_title = _wrapped(figure, size, title, most_cm)
     if size.is_wide:
-        legend_cm = (0.95 - WIDE_SHARE) * size.width_cm
-        figure.set_figheight(aspect * WIDE_SHARE * size.width_cm * CM)
-        lines, columns = _fit(figure, size, texts, legend_cm, max_columns=1)
+        # The plot has the width that the legend leaves.
+        text_cm = max(_width_cm(figure, size, text) for text in lines)
+        text_cm += HANDLE_EM * size.small * POINT_CM
+        legend_cm = max(text_cm, _width_cm(figure, size, wrapped_title))
+        plot_cm = size.width_cm - legend_cm - 2 * LEGEND_GAP_CM
+        figure.set_figheight(aspect * plot_cm * CM)
         axes.set_anchor("W")
-    else:
-        legend_cm = size.width_cm
-        lines, columns = _fit(figure, size, texts, legend_cm)
-    wrapped_title = _wrapped(figure, size, title, legend_cm)
 
     def place_legend(handles: list[Any]) -> None:
         if size.is_wide:
@@ -708,15 +800,15 @@ def _fit(
     texts: Sequence[str],
     width_cm: float,
     *,
-    max_columns: int = 2,
+    max_columns: int,
 ) -> tuple[list[str], int]:
     """Return the texts of a legend, broken into lines that fit, and its number of columns."""
-    # Beside the text of an entry, its line and blanks.
-    handle_cm = 4.0 * size.small * POINT_CM
-    widths = [_width_cm(figure, size, text) + handle_cm for text in texts]
-    columns = 1
-    if len(texts) > 1 and max_columns * max(widths) <= width_cm:
-        columns = max_columns
+    handle_cm = HANDLE_EM * size.small * POINT_CM
+    widest_cm = max(_width_cm(figure, size, text) for text in texts) + handle_cm
+    most_columns = min(max_columns, len(texts), max(int(width_cm / widest_cm), 1))
+    # As few columns as give so few lines.
+    num_lines = -(-len(texts) // most_columns)
+    columns = -(-len(texts) // num_lines)
     room_cm = width_cm / columns - handle_cm
     return [_wrapped(figure, size, text, room_cm) for text in texts], columns
 
@@ -729,6 +821,11 @@ def _wrapped(figure: Any, size: Size, text: str, width_cm: float) -> str:
     # By the mean width of its characters, with a reserve for lines of wide ones.
     num_characters = int(0.9 * len(text) * width_cm / width)
     return "\n".join(textwrap.wrap(text, max(num_characters, 8)))
+
+
+def _wrapped_title(figure: Any, size: Size, text: str, width_cm: float) -> str:
+    """Break the title of a panel, which is larger than the text of a legend."""
+    return _wrapped(figure, size, text, width_cm * size.small / size.font_size)
 
 
 def _width_cm(figure: Any, size: Size, text: str) -> float:

@@ -12,9 +12,12 @@ Letters: S systems.
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from speakerlab.core.counting import count_of
+from speakerlab.core.intervals import MIN_GROUPS
 from speakerlab.experiments.results import number, percent
 from speakerlab.experiments.run_table import LEVEL, holm, least_p
 from speakerlab.experiments.systems import MIN_DCF, NamedList, NamedSystem, Scored
@@ -41,12 +44,15 @@ LATEX_ESCAPES = str.maketrans(
         "\n": " ",
     }
 )
-MARKDOWN_ESCAPES = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "\\`*_{}[]<>#|~!$&"},
-        "\n": " ",
-    }
-)
+# Of a cell: what Markdown would otherwise take for a mark. Within a word, _ is a letter.
+MARKDOWN_MARKS = re.compile(r"[\\`*\[\]<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+# Of LaTeX, with \small and \tabcolsep of 2 pt in a text of 10 pt.
+SMALL_PT, SCRIPT_PT, INDEX_PT = 9.0, 7.0, 6.0
+COLUMN_GAP_PT = 4.0
+NARROW, WIDE = frozenset(".,:;'[]()|!ifjlrt "), frozenset("mwMW%@ABCDEFGHKLNOPQRUVXYZ")
+POINT_CM = 2.54 / 72.27
+# Of Interspeech and Odyssey, which are narrower than those of ICASSP and IEEE.
+COLUMN_CM, PAGE_CM = 8.0, 17.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,26 @@ class Column:
     cells: Sequence[Cell]
     # Largest of the corrected p-values of the best system; None if one was not tested.
     p_value: float | None = None
+    # The smallest that it can be, with so many speakers and systems.
+    least_p: float | None = None
+    num_speakers: int | None = None  # None if unknown
 
     @property
     def is_rate(self) -> bool:
         return self.metric == EER
+
+    @property
+    def values(self) -> list[float]:
+        return [cell.value for cell in self.cells if cell.value is not None]
+
+    @property
+    def has_intervals(self) -> bool:
+        return any(cell.interval is not None for cell in self.cells)
+
+    @property
+    def can_show(self) -> bool:
+        """Return whether a system could be significantly better than each other one."""
+        return self.least_p is not None and self.least_p < LEVEL
 
     @property
     def prior(self) -> str:
@@ -96,12 +118,16 @@ def build_table(
     p_targets: Sequence[float],
 ) -> PaperTable:
     """Return the table of systems; scored: for each list, each system, or None."""
-    metrics = [EER, *(f"{MIN_DCF}{p_target:g}" for p_target in p_targets)]
+    metrics = [
+        EER,
+        *(f"{MIN_DCF}{p_target:g}" for p_target in dict.fromkeys(p_targets)),
+    ]
     columns: list[Column] = []
     notes: list[str] = []
     for trial_list, results in zip(lists, scored):
-        columns += [_column(trial_list.name, metric, results) for metric in metrics]
-        notes += _notes_of(trial_list.name, systems, results)
+        of_list = [_column(trial_list.name, metric, results) for metric in metrics]
+        columns += of_list
+        notes += _notes_of(of_list, systems, results)
     return PaperTable([system.name for system in systems], columns, notes)
 
 
@@ -115,9 +141,26 @@ def _column(trials: str, metric: str, results: Sequence[Scored | None]) -> Colum
 
     best, p_value = find_best(metric, results)
     if best is not None:
-        chosen = cells[best]
-        cells[best] = Cell(chosen.value, chosen.interval, is_best=True)
-    return Column(trials, metric, cells, p_value)
+        cells[best] = replace(cells[best], is_best=True)
+    column = Column(trials, metric, cells, p_value, num_speakers=_speakers_of(results))
+    with_scores = [r for r in results if r is not None and r.has_scores]
+    if p_value is None or not with_scores:
+        return column
+    least = least_p(with_scores[0].replicates)
+    if least is None:
+        return column
+    return replace(column, least_p=min(1.0, least * (len(column.values) - 1)))
+
+
+def _speakers_of(results: Sequence[Scored | None]) -> int | None:
+    """Return the number of speakers of a list, None if it is unknown."""
+    for result in results:
+        if result is not None and result.has_scores:
+            return result.replicates.num_speakers
+    for result in results:
+        if result is not None and result.row is not None:
+            return result.row.get("num_speakers")
+    return None
 
 
 def find_best(
@@ -158,66 +201,144 @@ def _p_value(metric: str, best: Scored | None, other: Scored | None) -> float | 
 
 
 def _notes_of(
-    trials: str,
+    columns: Sequence[Column],
     systems: Sequence[NamedSystem],
     results: Sequence[Scored | None],
 ) -> list[str]:
-    """Return lines about cells that are missing, and about differences that were not tested."""
+    """Return lines about missing cells and intervals of a list, and why nothing can be bold."""
+    first = columns[0]
+    trials = first.trials
     notes: list[str] = []
-    with_result = [result for result in results if result is not None]
     for system, result in zip(systems, results):
         if result is None:
             notes.append(f"{trials}: {system.name} was not scored on it")
+    with_result = [result for result in results if result is not None]
+    has_gaps = any(len(column.values) < len(with_result) for column in columns)
     reasons = dict.fromkeys(
         result.no_scores for result in with_result if not result.has_scores
     )
-    for reason in reasons:
-        notes.append(f"{trials}: nothing is bold, not tested: {reason}")
-    if reasons or len(with_result) < 2:
-        return notes
+    if has_gaps:
+        notes += [f"{trials}: a metric is unknown: {reason}" for reason in reasons]
+    # A system alone is never bold.
+    elif len(with_result) > 1:
+        notes += [
+            f"{trials}: nothing is bold, not tested: {reason}" for reason in reasons
+        ]
 
-    replicates = with_result[0].replicates
-    least = least_p(replicates)
-    if least is None:
+    num_speakers = first.num_speakers
+    if num_speakers is not None and num_speakers < MIN_GROUPS:
+        also_bold = ", and nothing is bold" if len(with_result) > 1 else ""
         notes.append(
-            f"{trials}: nothing is bold, not tested:"
-            f" {replicates.num_speakers} speakers are too few"
+            f"{trials}: no intervals{also_bold}: {count_of(num_speakers, 'speaker')} are"
+            f" too few, {MIN_GROUPS} are needed"
         )
-    elif least * (len(with_result) - 1) >= LEVEL:
-        notes.append(
-            f"{trials}: nothing can be bold among so many systems (p is at least"
-            f" {least * (len(with_result) - 1):.2g}); leave some out"
-        )
+    elif first.least_p is not None and not first.can_show:
+        notes.append(f"{trials}: {_why_never_bold(first)}")
     return notes
+
+
+def _why_never_bold(column: Column) -> str:
+    """Return why not even a system that is always the best would be bold, and what helps."""
+    assert column.least_p is not None
+    num_comparisons = len(column.values) - 1
+    alone = column.least_p / num_comparisons
+    text = (
+        f"nothing can be bold: with {column.num_speakers} speakers, a p-value is at least"
+        f" {alone:.2g}"
+    )
+    if num_comparisons > 1:
+        text += (
+            f", and {column.least_p:.2g} after the correction for"
+            f" {num_comparisons} comparisons"
+        )
+    most = int(LEVEL / alone)
+    if most * alone >= LEVEL:  # exactly
+        most -= 1
+    fewer = ""
+    if most:
+        fewer = f", or compare at most {most + 1} systems"
+    return f"{text}; score more speakers{fewer}"
 
 
 def explain(table: PaperTable) -> str:
     """Return the sentences that a caption needs."""
-    cells = [cell for column in table.columns for cell in column.cells]
     sentences: list[str] = []
-    if any(cell.interval is not None for cell in cells):
+    if any(column.has_intervals for column in table.columns):
         sentences.append("In brackets: 95 % intervals by bootstrap over speakers.")
-    if any(cell.is_best for cell in cells):
+    few = [
+        column
+        for column in table.columns
+        if column.num_speakers is not None and column.num_speakers < MIN_GROUPS
+    ]
+    if few:
         sentences.append(
-            "Bold: significantly better than each other system of the column (paired"
-            f" bootstrap over speakers, p < {LEVEL:g} after Holm's correction for the"
-            " comparisons of the column)."
+            f"{_on(table, few)}no intervals: fewer than {MIN_GROUPS} speakers."
         )
-    elif any(column.p_value is not None for column in table.columns):
+    sentences += _sentences_on_bold(table)
+    return " ".join(map(_capitalized, sentences))
+
+
+def _sentences_on_bold(table: PaperTable) -> list[str]:
+    """Return what bold means, and on which lists nothing could be bold, and why."""
+    compared = [column for column in table.columns if len(column.values) > 1]
+    if not compared:
+        return []
+    test = f"(paired bootstrap over speakers, p < {LEVEL:g} after Holm's correction"
+    shown = [column for column in compared if column.can_show]
+    sentences: list[str] = []
+    if any(cell.is_best for column in compared for cell in column.cells):
         sentences.append(
-            "Nothing is bold: in no column is a system significantly better than each"
-            f" other one (paired bootstrap over speakers, p < {LEVEL:g} after Holm's"
-            " correction)."
+            f"Bold: significantly better than each other system {test} for the comparisons"
+            " of the column)."
         )
-    elif len(table.systems) > 1:
-        sentences.append("Nothing is bold: the differences were not tested.")
-    return " ".join(sentences)
+    elif shown:
+        sentences.append(
+            f"{_on(table, shown)}no system is significantly better than each other one"
+            f" {test})."
+        )
+    else:
+        sentences.append("Nothing is bold.")
+
+    # A list of few speakers is no evidence that its systems are equally good.
+    never = [column for column in compared if column.least_p and not column.can_show]
+    for num_speakers in dict.fromkeys(column.num_speakers for column in never):
+        alike = [column for column in never if column.num_speakers == num_speakers]
+        sentences.append(
+            f"{_on(table, alike)}no difference could be significant, with"
+            f" {num_speakers} speakers and {len(alike[0].values)} systems."
+        )
+    untested = [column for column in compared if column.p_value is None]
+    if untested:
+        sentences.append(f"{_on(table, untested)}the differences were not tested.")
+    return sentences
+
+
+def _on(table: PaperTable, columns: Iterable[Column]) -> str:
+    """Return `On <lists>, `; "" for all lists of the table."""
+    lists = dict.fromkeys(column.trials for column in columns)
+    if len(lists) == len({column.trials for column in table.columns}):
+        return ""
+    return f"On {' and '.join(lists)}, "
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def format_latex(table: PaperTable) -> str:
     """Return a tabular with the rules of booktabs; intervals stand below their metrics."""
     by_list = _columns_by_list(table)
-    lines = [f"% {line}" for line in ("Needs \\usepackage{booktabs}.", explain(table))]
+    width_cm = latex_width_cm(table)
+    place = (
+        "in one column" if width_cm <= COLUMN_CM else "for table*, over both columns"
+    )
+    comments = (
+        "Needs \\usepackage{booktabs}.",
+        f"About {width_cm:.1f} cm wide in Times, \\small, with a \\tabcolsep of 2pt:"
+        f" {place}.",
+        explain(table),
+    )
+    lines = [f"% {line}" for line in comments]
     lines += [
         f"\\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
         "\\toprule",
@@ -253,6 +374,33 @@ def format_latex(table: PaperTable) -> str:
     lines.pop()  # no blank before the last rule
     lines += ["\\bottomrule", "\\end{tabular}", ""]
     return "\n".join(lines)
+
+
+def latex_width_cm(table: PaperTable) -> float:
+    """Return about how wide the table is in Times, \\small, with a \\tabcolsep of 2 pt."""
+    names = ("System", *table.systems)
+    width_pt = max(_text_em(name) * SMALL_PT for name in names) + COLUMN_GAP_PT
+    for trials, columns in _columns_by_list(table).items():
+        of_columns: list[float] = []
+        for column in columns:
+            header = "EER (%)" if column.is_rate else "minDCF"
+            prior = "" if column.is_rate else column.prior
+            widths = [_text_em(header) * SMALL_PT + _text_em(prior) * INDEX_PT]
+            for cell in column.cells:
+                interval = _show_interval(column, cell, "-")
+                widths.append(_text_em(interval) * SCRIPT_PT)
+            of_columns.append(max(widths) + COLUMN_GAP_PT)
+        # The name of a list stands over its columns.
+        width_pt += max(sum(of_columns), _text_em(trials) * SMALL_PT + COLUMN_GAP_PT)
+    return width_pt * POINT_CM
+
+
+def _text_em(text: str) -> float:
+    """Return about how wide a text is in Times, in units of the size of the font."""
+    num_narrow = sum(character in NARROW for character in text)
+    num_wide = sum(character in WIDE for character in text)
+    num_others = len(text) - num_narrow - num_wide
+    return 0.3 * num_narrow + 0.5 * num_others + 0.72 * num_wide
 
 
 def format_markdown(table: PaperTable) -> str:
@@ -333,4 +481,4 @@ def escape_latex(text: str) -> str:
 
 def escape_markdown(text: str) -> str:
     """Return text as Markdown that shows it."""
-    return text.translate(MARKDOWN_ESCAPES)
+    return MARKDOWN_MARKS.sub(r"\\\g<0>", text).replace("\n", " ")

@@ -27,7 +27,12 @@ from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_poi
 Arguments = ParamSpec("Arguments")
 Points = Sequence[np.ndarray]  # p_miss_K, p_fa_K
 
-PERCENT_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
+PERCENT_TICKS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95),
+)
+DECADES = (0.0001, 0.001, 0.01, 0.1, 1, 10)
+LEAST_TICK = 0.01  # of an axis on which no rarer errors are marked
 COLOURS = (
     "#1f5fa8",
     "#c8501e",
@@ -279,7 +284,10 @@ def draw_det(
     positions = ndtri(np.array(ticks) / 100)
     labels = [f"{tick:g}" for tick in ticks]
     places = (positions - ends[0]) / (ends[1] - ends[0])
-    axes.xaxis.set_ticks(positions, labels=_apart(labels, places, character))
+    is_decade = [tick in DECADES for tick in ticks]
+    # Both axes have the same labels, so that they can be read alike.
+    labels = _apart(labels, places, is_decade, character)
+    axes.xaxis.set_ticks(positions, labels=labels)
     axes.yaxis.set_ticks(positions, labels=labels)
     axes.set(
         xlim=ends,
@@ -291,19 +299,28 @@ def draw_det(
 
 
 def _apart(
-    labels: Sequence[str], places: Sequence[float], character: float
+    labels: Sequence[str],
+    places: Sequence[float],
+    is_first: Sequence[bool],
+    character: float,
 ) -> list[str]:
-    """Return the labels of ticks, "" for one that would touch the label on its right."""
-    shown: list[str] = []
-    left_end = np.inf
-    for label, place in zip(reversed(labels), reversed(places)):
-        half_width = character * len(label) / 2
+    """Return the labels of ticks, "" for one that would touch another one.
+
+    is_first: whether a label has precedence over its neighbours. Of equals, the right one has.
+    """
+    shown = [""] * len(labels)
+    ends: list[tuple[float, float]] = []
+    order = sorted(range(len(labels)), key=lambda n: (not is_first[n], -n))
+    for number in order:
         # Between two labels, the room of a character.
-        is_free = place + half_width + character <= left_end
-        shown.append(label if is_free else "")
-        if is_free:
-            left_end = place - half_width
-    return shown[::-1]
+        half_width = character * (len(labels[number]) + 1) / 2
+        start, end = places[number] - half_width, places[number] + half_width
+        if all(
+            end <= other_start or start >= other_end for other_start, other_end in ends
+        ):
+            shown[number] = labels[number]
+            ends.append((start, end))
+    return shown
 
 
 def with_crossing(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> Points:
@@ -480,6 +497,7 @@ def _limits(curves: Sequence[DetCurve]) -> tuple[float, float]:
     # larger of the two rates.
     lowest_rates: list[float] = []
     highest_rates: list[float] = []
+    lowest_marked = 1.0
     for curve in curves:
         smallest_rates = [
             rate_K[rate_K > 0].min() for rate_K in (curve.p_miss_K, curve.p_fa_K)
@@ -487,12 +505,18 @@ def _limits(curves: Sequence[DetCurve]) -> tuple[float, float]:
         lowest_rates.append(max(smallest_rates))
         highest_rates.append(1.6 * curve.eer)
         for _, *rates in curve.marked:
-            lowest_rates += [rate for rate in rates if rate > 0]
+            # From its smallest rate on, a curve is level up to its point of rate 0, which is
+            # marked at the end of the axis.
+            shown_rates = [
+                rate or smallest for rate, smallest in zip(rates, smallest_rates)
+            ]
+            lowest_marked = min(lowest_marked, *shown_rates)
             highest_rates += rates
 
     ticks = np.array(PERCENT_TICKS) / 100
     highest_shown = min(max(highest_rates), ticks[-1])
-    low = ticks[ticks <= min(lowest_rates)].max(initial=ticks[0])
+    lowest_shown = min(max(min(lowest_rates), LEAST_TICK / 100), lowest_marked)
+    low = ticks[ticks <= lowest_shown].max(initial=ticks[0])
     high = ticks[ticks >= highest_shown].min()
     # With few trials or a small EER, the range would otherwise be too narrow.
     low = min(low, 0.1)

@@ -5,12 +5,13 @@ Letters: N trials.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from speakerlab.checkpoints.model_files import read_card
+from speakerlab.checkpoints.model_files import read_card, read_settings
 from speakerlab.core.done import read_record
 from speakerlab.experiments.results import Row, read_rows
 from speakerlab.experiments.trial_list import TrialList, read_trial_list
@@ -51,22 +52,47 @@ def find_list(
 ) -> TrialList:
     """Read the trial list of a name such as test/trials; ValueError if it is not found.
 
-    It is looked for among `lists`, then where the experiments were scored.
+    It is looked for among `lists`, then where the experiments were scored, then in their data.dir.
     """
     base, _, _ = name.partition(ENROLLED_BY)
-    folder, _, file = base.rpartition("/")
-    candidates = [path for path in lists if path.match(base)]
-    for exp_dir in exp_dirs:
-        # A record has the lists of the last scoring, and the data directories of all.
-        record = read_record(exp_dir / "scores/.scored")
-        paths = [Path(path) for path in json.loads(record.get("trials", "{}"))]
-        sets = [Path(s["folder"]) for s in json.loads(record.get("sets", "[]"))]
-        candidates += [path for path in paths if path.match(base)]
-        candidates += [path / file for path in sets if path.name == folder]
-    for path in candidates:
+    given = (path for path in lists if path.match(base))
+    stored = chain.from_iterable(_stored_paths(exp_dir, base) for exp_dir in exp_dirs)
+    looked_for: list[Path] = []
+    for path in chain(given, stored):
         if path.is_file():
             return read_trial_list(path)
-    raise ValueError(f"the list was not found; give --trials .../{base}")
+        looked_for.append(path)
+    place = f" as {looked_for[0].absolute()}" if looked_for else ""
+    raise ValueError(f"the list was not found{place}; give its path with --trials FILE")
+
+
+def _stored_paths(exp_dir: Path, base: str) -> Iterator[Path]:
+    """Yield where the list of an experiment may be; base: folder and file of the list."""
+    folder, _, file = base.rpartition("/")
+    # A record has the lists of the last scoring, and their data directories.
+    record = read_record(exp_dir / "scores/.scored")
+    lists = [Path(path) for path in json.loads(record.get("trials", "{}"))]
+    sets = [Path(s["folder"]) for s in json.loads(record.get("sets", "[]"))]
+    for path in lists:
+        if path.match(base):
+            yield from _from_experiment(exp_dir, path)
+    for path in sets:
+        if path.name == folder:
+            yield from _from_experiment(exp_dir, path / file)
+    # Only then: a list that the record has is found without the settings.
+    data_dir = read_settings(exp_dir)["data"]["dir"]
+    yield from _from_experiment(exp_dir, Path(data_dir, base))
+
+
+def _from_experiment(exp_dir: Path, path: Path) -> Iterator[Path]:
+    """Yield where a stored path may lead: a relative one was relative to another folder.
+
+    Most often, that folder contains the experiment.
+    """
+    yield path
+    if not path.is_absolute():
+        for folder in exp_dir.absolute().parents:
+            yield folder / path
 
 
 def scores_path(exp_dir: Path, row: Row) -> Path:

@@ -9,7 +9,7 @@ Letters: N trials.
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from speakerlab.core.counting import count_of
 from speakerlab.core.faults import nearest
 from speakerlab.experiments.results import Row
 from speakerlab.experiments.stored_scores import (
+    ENROLLED_BY,
     OtherTrialsError,
     find_list,
     primary_rows,
@@ -31,6 +32,7 @@ from speakerlab.scoring.score_files import read_scores
 
 log = logging.getLogger(__name__)
 MIN_DCF = "min_dcf_"  # followed by a prior
+LIST_PREFIX = "trials_"  # of the file names of lists
 
 
 @dataclass(frozen=True)
@@ -153,49 +155,112 @@ def read_systems(
 
     num_lists: number of the trial lists that were given. A system of score files has one for each,
     in the same order, all with the same name. short_names: without a name, a system has the name of
-    its folder or file, unless others have it too; else its whole path. Raises ValueError for a path
-    that is neither, for a name that two systems have, and for score files that do not fit the
-    lists.
+    its folder or file, with the folders above it that tell it from others; else its whole path.
+    Raises ValueError for a path that is neither, for a system that is given twice, for a name that
+    two systems have, and for score files that do not fit the lists.
     """
-    paths_of = _paths_by_name(texts, short_names=short_names)
     systems: list[NamedSystem] = []
-    for name, paths in paths_of.items():
-        for path in paths:
-            if not path.exists():
-                raise FileNotFoundError(
-                    f"{path}: no such experiment or score file; correct the path"
-                )
+    for name, paths in named_paths(texts, short_names=short_names).items():
         if all(path.is_file() for path in paths):
             _check_files(name, paths, num_lists)
             systems.append(NamedSystem(name, score_files=paths))
             continue
-        if len(paths) > 1:
-            raise ValueError(
-                f"{name}: names {len(paths)} systems, {paths[0]} and {paths[1]}; give"
-                f" other names, as NAME={paths[1]}"
-            )
-        systems.append(_read_experiment(name, paths[0]))
+        systems.append(_read_experiment(name, only_path(name, paths)))
     return systems
 
 
-def _paths_by_name(texts: Sequence[str], *, short_names: bool) -> dict[str, list[Path]]:
-    """Return name -> paths, in the order in which the names are first given."""
+def only_path(name: str, paths: Sequence[Path]) -> Path:
+    """Return the path of an experiment; ValueError if its name has several."""
+    if len(paths) > 1:
+        raise ValueError(
+            f"{name}: names {len(paths)} systems, {paths[0]} and {paths[1]}; give"
+            f" other names, as NAME={paths[1]}"
+        )
+    return paths[0]
+
+
+def named_paths(
+    texts: Sequence[str], *, short_names: bool = True
+) -> dict[str, list[Path]]:
+    """Return name -> paths of systems, in the order in which the names are first given.
+
+    Arguments and errors as in `read_systems`.
+    """
+    _check_blanks(texts)
+    _check_given_once(texts)
     pairs = [split_name(text) for text in texts]
     default_names = [str(path) for _, path in pairs]
     if short_names:
         default_names = _short_names([path for _, path in pairs])
     paths_of: dict[str, list[Path]] = {}
     for (name, path), default_name in zip(pairs, default_names):
+        if not path.exists():
+            similar = _similar_path(path)
+            raise FileNotFoundError(
+                f"{path}: no such experiment or score file{similar}"
+            )
         paths_of.setdefault(name or default_name, []).append(path)
     return paths_of
 
 
+def _check_blanks(texts: Sequence[str]) -> None:
+    """Raise ValueError for `NAME = PATH`, which is three arguments."""
+    for text in texts:
+        is_torn = text.startswith("=") or text.endswith("=")
+        if is_torn and not Path(text).exists():
+            raise ValueError(
+                f"{text}: is no system; write NAME=PATH without blanks about the ="
+            )
+
+
+def _check_given_once(texts: Sequence[str]) -> None:
+    """Raise ValueError for a path that is given twice without names; log it with two names."""
+    name_of: dict[Path, str | None] = {}
+    for text in texts:
+        name, path = split_name(text)
+        place = path.resolve()
+        if place in name_of and path.exists():
+            if name == name_of[place]:
+                raise ValueError(f"{path}: is given twice; leave one out")
+            log.warning(
+                "%s: is given twice, as %s and as %s",
+                path,
+                name_of[place] or path.name,
+                name or path.name,
+            )
+        name_of.setdefault(place, name)
+
+
+def _similar_path(path: Path) -> str:
+    """Return the hint that ends an error line on a path that does not exist."""
+    if not path.parent.is_dir():
+        return f"; there is no folder {path.parent}"
+    names = [entry.name for entry in path.parent.iterdir()]
+    folder = "" if path.parent == Path() else f"{path.parent}/"
+    return nearest(
+        path.name, names, otherwise="correct the path", prefix=folder, cutoff=0.6
+    )
+
+
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of folders and files without their endings; whole paths of equal names."""
-    names: list[str] = []
+    """Return the names of folders and files without their endings.
+
+    Equal names have as many folders before them as tell all of them apart.
+    """
+    parts_of: list[tuple[str, ...]] = []
     for path in paths:
-        name = path.stem if path.suffix == ".txt" else path.name
-        names.append(name or str(path))
+        # "." and ".." have names too; a link keeps its own.
+        full_path = path.resolve() if path.name in ("", "..") else path.absolute()
+        parts_of.append(full_path.parts)
+    names: list[str] = []
+    for parts in parts_of:
+        alike = [other for other in parts_of if other[-1:] == parts[-1:]]
+        num_parts = 1
+        while len({other[-num_parts:] for other in alike}) < len(set(alike)):
+            num_parts += 1
+        name = str(Path(*parts[-num_parts:]))
+        names.append(name.removesuffix(".txt") or name)
+    # x and x.txt
     counts = Counter(names)
     return [
         name if counts[name] == 1 else str(path) for name, path in zip(names, paths)
@@ -225,15 +290,70 @@ def _check_files(name: str, files: Sequence[Path], num_lists: int) -> None:
         )
 
 
-def read_lists(texts: Sequence[str], systems: Sequence[NamedSystem]) -> list[NamedList]:
+def read_lists(
+    texts: Sequence[str],
+    systems: Sequence[NamedSystem],
+    *,
+    short_names: bool = True,
+) -> list[NamedList]:
     """Read the lists `[NAME=]FILE`; by default, those of all experiments' results.
 
-    Instead of a file, a list may have its name in results.json.
+    Instead of a file, a list may have its name in results.json. Lists that another model enrols are
+    only read if they are asked for, or are the only ones. short_names: of several lists, names are
+    shown without what they have in common at the start.
     """
+    lists = _read_lists(texts, systems)
+    if not short_names:
+        return lists
+    # A list with its own name was given none.
+    unnamed = [
+        trial_list.key for trial_list in lists if trial_list.name == trial_list.key
+    ]
+    short_name_of = _short_list_names(unnamed)
+    shown: list[NamedList] = []
+    for trial_list in lists:
+        name = short_name_of.get(trial_list.key, trial_list.name)
+        shown.append(replace(trial_list, name=name))
+    # Not if a list was given the name that another one would get.
+    names = {trial_list.name for trial_list in shown}
+    return shown if len(names) == len(shown) else lists
+
+
+def _short_list_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return key -> name without the folder, and without `trials_`, if all keys have them."""
+    names = list(keys)
+    if len(keys) < 2:
+        return dict(zip(keys, names))
+    folders = {key.partition("/")[0] for key in keys}
+    if len(folders) == 1:
+        names = [key.partition("/")[2] for key in keys]
+    if all(name.startswith(LIST_PREFIX) for name in names):
+        names = [name.removeprefix(LIST_PREFIX) for name in names]
+    return dict(zip(keys, names))
+
+
+def _default_keys(keys: Sequence[str]) -> Sequence[str]:
+    """Return the lists without those that another model enrols, unless there are no others."""
+    usual = [key for key in keys if ENROLLED_BY not in key]
+    if not usual:
+        return keys
+    left_out = [f"'{key}'" for key in keys if key not in usual]
+    if left_out:
+        log.info(
+            "left out %s, whose enrolment is of another model; ask for it with --trials",
+            " and ".join(left_out),
+        )
+    return usual
+
+
+def _read_lists(
+    texts: Sequence[str], systems: Sequence[NamedSystem]
+) -> list[NamedList]:
+    """Read lists with the names that are given, or their names in results.json."""
     keys = list(dict.fromkeys(key for system in systems for key in system.rows))
     exp_dirs = [system.exp_dir for system in systems if system.exp_dir is not None]
     if not texts:
-        return [_find_named(key, key, exp_dirs) for key in keys]
+        return [_find_named(key, key, exp_dirs) for key in _default_keys(keys)]
 
     lists: list[NamedList] = []
     for text in texts:
@@ -247,6 +367,10 @@ def read_lists(texts: Sequence[str], systems: Sequence[NamedSystem]) -> list[Nam
             raise FileNotFoundError(f"--trials: {key}: no such trial list{hint}")
         listed = read_trial_list(path)
         lists.append(NamedList(name or listed.name, listed.name, listed))
+    for key, times in Counter(trial_list.key for trial_list in lists).items():
+        paths = {t.listed and t.listed.path.resolve() for t in lists if t.key == key}
+        if times > 1 and len(paths) == 1:
+            raise ValueError(f"--trials: {key} is given twice; leave one out")
     for name, times in Counter(trial_list.name for trial_list in lists).items():
         if times > 1:
             raise ValueError(
@@ -279,6 +403,25 @@ def score_systems(
         ]
         _check_same_trials(trial_list, of_list)
         scored.append(of_list)
+    return scored
+
+
+def require_scores(
+    trial_list: NamedList,
+    systems: Sequence[NamedSystem],
+    results: Sequence[Scored | None],
+) -> list[Scored]:
+    """Return the systems on a list, as from `score_systems`; ValueError if one has no scores."""
+    scored: list[Scored] = []
+    for system, result in zip(systems, results):
+        if result is None:
+            raise ValueError(
+                f"{system.name}: was not scored on {trial_list.name}; run `speakerlab"
+                " score`, or choose other lists with --trials"
+            )
+        if not result.has_scores:
+            raise ValueError(f"{trial_list.name}: {result.no_scores}")
+        scored.append(result)
     return scored
 
 

@@ -94,6 +94,15 @@ class ListScores:
     )
 
 
+def list_name(path: Path) -> str:
+    """Return the name of a list: its folder and its file."""
+    folder = path.parent
+    # The folder of a bare file name, or one above, has a name too; a link keeps its own.
+    if folder.name in ("", ".."):
+        folder = folder.resolve()
+    return f"{folder.name}/{path.name}"
+
+
 def read_trial_list(path: Path) -> TrialList:
     """Read a list of a checked data directory; ValueError names file and line of faults."""
     folder = path.parent
@@ -127,7 +136,7 @@ def read_trial_list(path: Path) -> TrialList:
     for condition, column in columns.items():
         _report_unknown(trials, column, folder / condition)
     return TrialList(
-        f"{folder.name}/{path.name}",
+        list_name(path),
         path,
         trials,
         trials.speakers(speaker_of_id),

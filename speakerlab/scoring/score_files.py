@@ -54,6 +54,14 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such score file; run `speakerlab score`")
     cell_L, score_L, label_L = _read_lines(path, trials)
+    if not len(cell_L):
+        first = (
+            f"{trials.enrol_ids[trials.enrol_N[0]]} {trials.test_ids[trials.test_N[0]]}"
+        )
+        raise ValueError(
+            f"{path}: has no trial of the list, such as {first}; give the scores of this"
+            " list"
+        )
     # Find each trial's cell in the sorted cells of the lines by bisection: a dict of millions of
     # pairs would take too much memory.
     order_L = np.argsort(cell_L, kind="stable")
@@ -105,7 +113,7 @@ def _read_lines(
     scores = array("d")
     all_labels = array("b")
     faults = Faults()
-    score_column = 0  # unknown before the first line
+    score_column = 0  # unknown before the first line with text
     with open_text(path) as stream:
         for number, line in enumerate(stream, start=1):
             fields = line.split()
@@ -138,6 +146,8 @@ def _read_lines(
                 scores.append(score)
                 all_labels.append(TRUTH[labels[0]] if labels else NO_LABEL)
     faults.raise_if_any(f"{path}: refused, no score was read")
+    if not score_column:
+        raise ValueError(f"{path}: is empty; score the list again")
     return (
         np.array(cells, np.int64),
         np.array(scores),

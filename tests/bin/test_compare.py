@@ -10,6 +10,7 @@ from refusals import refuses
 
 from speakerlab.bin.compare import main
 from speakerlab.experiments.run_table import holm
+from speakerlab.experiments.trial_list import read_trial_list
 
 LISTS = ["--trials", "one=data/test/trials", "--trials", "two=data/other/trials"]
 
@@ -66,7 +67,62 @@ def test_text_has_the_names_of_the_lists(world, ask):
     assert [line for line in lines if line in ("one", "two")] == ["one", "two"]
     (line, *_) = [line for line in lines if "against a, p = " in line]
     assert re.search(r"p = \S+, corrected \S+$", line)
-    assert lines[-1].endswith("for 4 comparisons of each metric")
+    (place,) = [n for n, line in enumerate(lines) if line.startswith("corrected: ")]
+    assert lines[place].endswith("for 4 comparisons of each metric")
+    # Then a line for each system and metric.
+    assert [
+        line.partition(" against a: ")[0] for line in lines[place + 1 : place + 5]
+    ] == [f"{metric} of {name}" for name in "bc" for metric in ("EER", "minDCF(0.01)")]
+
+
+def test_the_conclusion_is_that_of_the_corrected_p_values(world, ask):
+    for part, seed in (("test", 5), ("other", 6)):
+        listed = read_trial_list(world / f"data/{part}/trials")
+        write_system(world / f"w_{part}.txt", listed, spread=3.0, seed=seed)
+    pairs = systems(*"aw")
+    text = ask(*pairs, *LISTS)
+    assert (
+        "\nEER of w against a: significantly higher on both lists (level 0.05, corrected)\n"
+        in text
+    )
+    # The better one as the second system, on one list.
+    text = ask("w=w_test.txt", "a=a_test.txt", *LISTS[:2])
+    assert "EER of a against w: significantly lower (level 0.05)\n" in text
+    # Worse on the first list only.
+    text = ask("a=a_test.txt", "a=a_other.txt", "w=w_test.txt", "w=c_other.txt", *LISTS)
+    rows = [
+        json.loads(line)["compared"]
+        for line in ask(
+            *("a=a_test.txt", "a=a_other.txt", "w=w_test.txt", "w=c_other.txt"),
+            *LISTS,
+            "--json",
+        ).splitlines()
+    ]
+    assert rows[1]["eer"]["p_holm"] < 0.05
+    other = "significantly higher"
+    if rows[3]["eer"]["p_holm"] >= 0.05:
+        other = "no significant difference"
+    verdict = f"significantly higher on one, {other} on two"
+    if other == "significantly higher":
+        verdict = f"{other} on both lists"
+    assert f"EER of w against a: {verdict} (level" in text
+
+
+def test_few_speakers_are_no_sign_of_equal_systems(world, ask):
+    small = make_list(world / "data/small", num_speakers=5)
+    tiny = make_list(world / "data/tiny", num_speakers=4)
+    for name, listed in (("small", small), ("tiny", tiny)):
+        for seed, spread in enumerate((0.2, 3.0)):
+            write_system(world / f"{seed}_{name}.txt", listed, spread=spread, seed=seed)
+    text = ask("0_small.txt", "1_small.txt", "--trials", "data/small/trials")
+    assert "EER of 1_small.txt against 0_small.txt: no significant difference" in text
+    assert text.splitlines()[-1].startswith(
+        "small/trials: with 5 speakers, a p-value is at least 0.051 before"
+    )
+    text = ask("0_tiny.txt", "1_tiny.txt", "--trials", "data/tiny/trials")
+    assert text.splitlines()[-1].endswith(
+        "not tested (fewer than five speakers) (level 0.05)"
+    )
 
 
 def test_two_systems_on_one_list_are_not_corrected(world, ask):

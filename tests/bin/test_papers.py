@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
+from compared_runs import make_run
 from paper_systems import make_list, write_system
 from refusals import refuses
 from result_rows import identified
 
-from speakerlab.bin import plot, table
+from speakerlab.bin import compare, plot, score, table
 
 pytest.importorskip("matplotlib")
 
@@ -34,7 +35,8 @@ def test_every_kind_is_drawn(world, kind):
 
 def test_the_width_and_an_existing_file(world):
     (world / "a.pdf").write_text("old")
-    for width, points in (("column", 240.9), ("page", 496.0), ("10", 283.4)):
+    # Of Interspeech: 80 and 170 mm.
+    for width, points in (("column", 226.7), ("page", 481.8), ("10", 283.4)):
         draw("duration", "good.txt", "--out", "a.pdf", "--width", width)
         box = re.search(rb"/MediaBox \[ 0 0 (\S+) ", (world / "a.pdf").read_bytes())
         assert box is not None
@@ -60,8 +62,12 @@ def test_confusions_of_a_data_directory_are_drawn(world):
     assert (world / "a.pdf").exists()
     with refuses(".", "no results of an identification of eval"):
         plot.main(["confusion", ".", "--data", "eval", "--out", "b.pdf"])
-    with refuses("x", "names two systems"):
+    with refuses(".", "given twice"):
         plot.main(["confusion", "x=.", "x=.", "--data", "dev", "--out", "b.pdf"])
+    with refuses("x", "names 2 systems"):
+        plot.main(["confusion", "x=.", "x=data", "--data", "dev", "--out", "b.pdf"])
+    with refuses("dat", "did you mean data?", error=FileNotFoundError):
+        plot.main(["confusion", ".", "dat", "--data", "dev", "--out", "b.pdf"])
     assert not (world / "b.pdf").exists()
 
 
@@ -78,7 +84,6 @@ def test_confusions_of_a_data_directory_are_drawn(world):
         ("roc good.txt --out a.pdf --intervals", "--intervals", "roc"),
         ("confusion good.txt --out a.pdf", "--trials", "confusion"),
         ("det good.txt --out a.pdf --data x", "--data", "det"),
-        ("det good.txt --out a.pdf --p-target 1", "--p-target", "1"),
         ("det good.txt --out a.pdf --trials data/test/trials", "--trials", "2"),
         ("det gone.txt --out a.pdf", "gone.txt", "no such"),
     ],
@@ -106,7 +111,7 @@ def first_lines(text, number):
     [
         ("good.txt", lambda text: text.replace("1.", "nan ", 1), "good.txt", ""),
         ("good.txt", lambda text: first_lines(text, 9), "good.txt", "no score"),
-        ("good.txt", lambda _: "", "good.txt", "no score"),
+        ("good.txt", lambda _: "", "good.txt", "is empty"),
         (
             "data/test/trials",
             lambda text: first_lines(text, 1),
@@ -145,9 +150,7 @@ def test_a_table_is_printed_or_written(world, capsys):
     arguments = ["ours=good.txt", "bad.txt", "--trials", "Vox_O=data/test/trials"]
     table.main(arguments)
     printed = capsys.readouterr().out
-    assert (
-        printed.splitlines()[0] == "| system | Vox\\_O: EER % | Vox\\_O: minDCF(0.01) |"
-    )
+    assert printed.splitlines()[0] == "| system | Vox_O: EER % | Vox_O: minDCF(0.01) |"
     assert "| ours | **" in printed
     table.main([*arguments, "--format", "latex", "--out", "new/t.tex"])
     assert capsys.readouterr().out == ""
@@ -155,8 +158,62 @@ def test_a_table_is_printed_or_written(world, capsys):
     assert "Vox\\_O" in text and "\\textbf{" in text
     with refuses("data", "cannot be written"):
         table.main([*arguments, "--out", "data"])
-    with refuses("--p-target", "2"):
-        table.main([*arguments, "--p-target", "2"])
+
+
+@pytest.mark.parametrize("value", ["0", "1", "nan", "0.01,0.05", "0,01", "x", ""])
+@pytest.mark.parametrize("command", [plot, table, score])
+def test_a_wrong_prior_is_refused(command, value, capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--p-target", value])
+    error = capsys.readouterr().err
+    assert f"--p-target: must be between 0 and 1, got {value}; several are" in error
+    assert "0.01 0.05" in error
+
+
+def test_a_prior_that_is_given_twice_is_one_column(world, capsys):
+    arguments = ["good.txt", "--trials", "data/test/trials", "--p-target", "0.05"]
+    table.main(arguments)
+    once = capsys.readouterr().out
+    table.main([*arguments, "0.05"])
+    assert capsys.readouterr().out == once
+
+
+def test_of_several_lists_a_figure_needs_one(world):
+    for name in "ab":
+        make_run(world / f"exp/{name}", seed=len(name), lr=0.1, spread=0.3)
+        path = world / f"exp/{name}/results.json"
+        (row,) = json.loads(path.read_text())
+        other = row | {"trials": "test/trials, hard"}
+        path.write_text(json.dumps([row, other]))
+    lists = "'test/trials' and 'test/trials, hard'"
+    with refuses("--trials", lists, "--trials 'test/trials'"):
+        plot.main(["det", "exp/a", "exp/b", "--out", "a.pdf"])
+    plot.main(["det", "exp/a", "exp/b", "--out", "a.pdf", "--trials", "test/trials"])
+    assert (world / "a.pdf").exists()
+
+
+def test_help_of_plot_has_one_list(capsys):
+    for command, has_several in ((plot, False), (table, True), (compare, True)):
+        with pytest.raises(SystemExit):
+            command.parse(["--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("give it again for more lists" in text) == has_several
+
+
+def test_a_table_that_is_wider_than_a_page_is_reported(world, caplog):
+    lists: list[str] = []
+    systems: list[str] = []
+    for number in range(4):
+        listed = make_list(world / f"list{number}")
+        write_system(world / f"{number}.txt", listed)
+        lists += ["--trials", f"list{number}/trials"]
+        systems.append(f"x={number}.txt")
+    options = ["--format", "latex", "--out", "t.tex", "--p-target"]
+    table.main([*systems, *lists, *options, "0.01", "0.05"])
+    assert re.search(r"is about 2\d cm wide in \\small, a page 17 cm", caplog.text)
+    caplog.clear()
+    table.main([*systems[:2], *lists[:4], *options, "0.01"])
+    assert "wide" not in caplog.text
 
 
 def test_systems_and_lists_may_come_in_any_order(world, capsys):

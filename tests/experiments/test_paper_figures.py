@@ -11,7 +11,7 @@ from refusals import refuses
 from result_rows import identified
 from scipy.special import ndtr
 
-from speakerlab.experiments import paper_figures
+from speakerlab.experiments import paper_figures, plots
 from speakerlab.experiments.paper_figures import (
     OTHER,
     Size,
@@ -24,14 +24,16 @@ from speakerlab.experiments.paper_figures import (
     save_figure,
     scores_figure,
 )
+from speakerlab.experiments.plots import DetCurve, default_style, draw_det
+from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring import conditions
 from speakerlab.scoring.conditions import condition_rows
-from speakerlab.scoring.metrics import eer, error_rates, min_dcf
+from speakerlab.scoring.metrics import eer, error_rates, min_dcf, operating_points
 
 image = pytest.importorskip("matplotlib.image")
 P_TARGETS = (0.01, 0.05)
-COLUMN = Size(8.5, 8.0)
-PAGE = Size(17.5, 8.0)
+COLUMN = Size(8.0, 8.0)
+PAGE = Size(17.0, 8.0)
 # More than one line of a column, a formula of TeX, what matplotlib leaves out, another script.
 NAMES = (
     r"we$ird \{name$_1$ % & #",
@@ -107,6 +109,64 @@ def test_the_points_of_minimum_cost_are_marked(listed):
         assert cost == pytest.approx(expected, abs=1e-6)
 
 
+def height_at(curve, x):
+    """The heights of a curve (x, y) of steps at a place: those of its points, or of its line."""
+    x_K, y_K = curve
+    return np.append(y_K[np.isclose(x_K, x)], np.interp(x, x_K[::-1], y_K[::-1]))
+
+
+@pytest.mark.parametrize("num_nontarget", [2_000, 150_000])
+def test_marked_points_are_on_their_curves(num_nontarget):
+    """Also that of no false alarms, where a list has many non-targets."""
+    rng = np.random.default_rng(3)
+    is_target_N = np.arange(300 + num_nontarget) < 300
+    # The highest targets are above all non-targets.
+    scores_N = rng.standard_normal(len(is_target_N)).clip(max=3.2) + 3.0 * is_target_N
+    p_miss_K, p_fa_K, _ = operating_points(scores_N, is_target_N)
+    marked = paper_figures._min_dcf_points(p_miss_K, p_fa_K, [0.0001, 0.01])
+    assert marked[0][2] == 0 < marked[1][1]
+    curve = DetCurve(p_miss_K, p_fa_K, label="", colour="red", marked=marked)
+    with default_style():
+        figure = paper_figures._new_figure(COLUMN, 8.0)
+        axes = figure.add_subplot()
+        draw_det(axes, [curve], linewidth=1, markersize=4, character=0.02)
+    (line,) = lines_of(axes, "red")
+    points = [part.get_data() for part in axes.lines if len(part.get_xdata()) == 1]
+    assert len(points) == 3
+    low, _ = axes.get_xlim()
+    for (x,), (y,) in points:
+        assert abs(height_at(line, x) - y).min() < 1e-6
+    # Of no false alarms: at the end of the axis.
+    assert points[1][0][0] == low
+
+
+def test_labels_of_both_axes_are_alike_and_apart(listed):
+    for scored in (score(listed, [0.3, 0.9]), score(listed, [0.1])):
+        (axes,) = det(scored).axes
+        labels = [text.get_text() for text in axes.get_xticklabels()]
+        assert labels == [text.get_text() for text in axes.get_yticklabels()]
+        assert "10" in labels
+    labels = ["0.05", "0.1", "0.2", "0.5", "1"]
+    places = [0.0, 0.06, 0.12, 0.3, 0.4]
+    is_decade = [False, True, False, False, True]
+    shown = plots._apart(labels, places, is_decade, 0.02)
+    assert shown == ["", "0.1", "", "0.5", "1"]
+
+
+def test_a_wide_figure_has_no_blank_beside_its_legend(listed):
+    scored = score(listed, [0.3, 0.5], names=["a", "b"])
+    figure = det(scored, PAGE)
+    for _ in range(2):
+        figure.draw_without_rendering()
+    (axes,) = figure.axes
+    plot = axes.get_window_extent()
+    legend = axes.legend_.get_window_extent()
+    width = figure.bbox.width
+    assert plot.width > 0.57 * width
+    assert legend.x0 - plot.x1 < 0.05 * width
+    assert 0 <= width - legend.x1 < 0.05 * width
+
+
 def test_the_legend_has_the_metrics_of_the_results(listed):
     (result,) = score(listed, [0.4])
     figure = det([result])
@@ -154,6 +214,52 @@ def test_thresholds_of_scores_have_their_error_rates(listed):
     assert p_fa == pytest.approx(result.metric("eer"), abs=1 / 30)
     p_miss, p_fa = error_rates(result.scores_N, result.is_target_N, threshold=at_cost)
     assert p_miss + 99 * p_fa == pytest.approx(result.metric("min_dcf_0.01"))
+
+
+def as_experiment(result, **row):
+    return replace(result, row={"eer": result.metric("eer"), "min_dcf": {}, **row})
+
+
+def test_scores_of_one_kind_have_one_axis(listed):
+    first, second = score(listed, [0.2, 0.8])
+    cosines = [as_experiment(result, backend="cosine") for result in (first, second)]
+    other = as_experiment(second, backend="plda")
+    small = [
+        replace(result, known_scores=result.scores_N / 10) for result in (first, second)
+    ]
+    for systems, is_shared in [
+        (cosines, True),
+        ([cosines[0], other], False),
+        # Score files: of cosines, or of any scale.
+        (small, True),
+        ([first, second], False),
+        ([cosines[0], small[0]], True),
+    ]:
+        figure = scores_figure(systems, COLUMN, p_targets=[0.01])
+        upper, lower = (axes.get_xlim() for axes in figure.axes)
+        assert (upper == lower) == is_shared
+        figure.draw_without_rendering()
+        # Each panel has its numbers.
+        for axes in figure.axes:
+            assert any(label.get_text() for label in axes.get_xticklabels())
+            assert all(label.get_visible() for label in axes.get_xticklabels())
+
+
+@pytest.mark.parametrize("threshold", ["at the EER", 9.0])
+def test_the_threshold_of_the_model_is_seen(listed, threshold):
+    """Where another threshold would cover it, and outside the scores."""
+    (result,) = score(listed, [0.4])
+    at_eer = paper_figures._thresholds(result, [])["EER"]
+    value = at_eer if threshold == "at the EER" else threshold
+    system = as_experiment(result, backend="cosine", at_threshold={"threshold": value})
+    figure = scores_figure([system], COLUMN, p_targets=[])
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    (marker,) = [line for line in axes.lines if line.get_marker() == "v"]
+    assert marker.get_xdata()[0] == value
+    assert axes.get_xlim()[0] < value < axes.get_xlim()[1]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[-1] == "threshold, model's own"
 
 
 def test_histograms_have_the_area_of_all_scores(listed):
@@ -204,6 +310,47 @@ def test_durations_are_those_of_the_conditions(listed):
     assert labels == [f"2–4\n({counts[0]})", f"4–8\n({counts[1]})"]
 
 
+def test_a_point_without_an_interval_is_hollow(listed):
+    (result,) = score(listed, [0.0])
+    figure = duration_figure([result], COLUMN)
+    hollow = [
+        line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"
+    ]
+    # No errors at all.
+    assert [line.get_ydata()[0] for line in hollow] == [0, 0]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["system 0", "hollow: no interval"]
+    figure = duration_figure(score(listed, [0.5]), COLUMN)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["system 0"]
+
+
+def test_short_names_are_in_one_line(listed):
+    figure = duration_figure(
+        score(listed, [0.5, 0.6, 0.7], names=["Baseline", "Ours", "Mix"]), COLUMN
+    )
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.legends[0].get_texts()]
+    assert len({round(box.y0) for box in boxes}) == 1
+    assert boxes[-1].x1 < figure.bbox.width
+
+
+def test_a_bin_without_both_kinds_is_left_out(tmp_path):
+    folder = tmp_path / "test"
+    make_list(folder)
+    # One utterance is much longer than the others: its trials have a bin, but no target.
+    lines = (folder / "utt2dur").read_text().splitlines()
+    names = [line.split()[0] for line in lines]
+    seconds = dict.fromkeys(names, 3.0) | {names[0]: 20.0, names[3]: 20.0}
+    seconds |= {name: 5.0 for name in names[10:]}
+    (folder / "utt2dur").write_text(
+        "".join(f"{name} {length}\n" for name, length in seconds.items())
+    )
+    figure = duration_figure(score(read_trial_list(folder / "trials"), [0.5]), COLUMN)
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert [label.partition("\n")[0] for label in labels] == ["2–4", "4–8"]
+
+
 def test_durations_must_be_known_and_differ(tmp_path):
     folder = tmp_path / "test"
     # All are in one bin.
@@ -225,6 +372,27 @@ def test_confusions_are_shares_of_the_true_class():
     figure = confusion_figure({"a": row}, COLUMN)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["67", "33", "100", "100"]
+
+
+@pytest.mark.parametrize("size", [COLUMN, PAGE], ids=["column", "page"])
+def test_titles_beside_long_class_names_are_whole(size):
+    classes = ["a long name of a language", "another name"]
+    row = identified([0, 0, 1, 1], [0, 1, 1, 1], classes)
+    name = "a system with large margins, score normalisation and quality measures"
+    with paper_style(size):
+        figure = confusion_figure({name: row, "b": row}, size)
+        for _ in range(2):
+            figure.draw_without_rendering()
+        for axes in figure.axes:
+            # The one on the left is shown.
+            assert axes._left_title.get_window_extent().x1 < figure.bbox.width
+            text = axes._left_title.get_text().replace("\n", " ")
+            assert text in (f"{name}: accuracy 75.00 %", "b: accuracy 75.00 %")
+            # It covers no other panel.
+            for other in figure.axes:
+                box = other.get_window_extent()
+                title = axes._left_title.get_window_extent()
+                assert other is axes or not title.overlaps(box)
 
 
 def test_of_many_classes_the_most_confused_are_shown(caplog):
@@ -329,10 +497,10 @@ def test_fonts_are_embedded_and_files_are_equal(listed, tmp_path, monkeypatch):
         assert data == (tmp_path / f"b{ending}").read_bytes()
     pdf = (tmp_path / "a.pdf").read_bytes()
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf
-    # 8.5 cm in points
-    assert b"/MediaBox [ 0 0 240.9" in pdf
+    # 8 cm in points
+    assert b"/MediaBox [ 0 0 226.7" in pdf
     svg = (tmp_path / "a.svg").read_text()
-    assert "<text" not in svg and 'width="240.9' in svg
+    assert "<text" not in svg and 'width="226.7' in svg
 
 
 def test_a_name_without_letters_in_the_fonts_is_reported(listed, tmp_path, caplog):

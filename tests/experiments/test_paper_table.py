@@ -4,24 +4,27 @@ import csv
 import io
 import shutil
 import subprocess
+from html import unescape
 from typing import Any
 
 import numpy as np
 import pytest
-from markdown_it import MarkdownIt
 from paper_systems import make_list, score
 
 from speakerlab.experiments import paper_table
 from speakerlab.experiments.paper_table import (
     build_table,
     escape_latex,
+    escape_markdown,
+    explain,
     find_best,
     format_csv,
     format_latex,
     format_markdown,
+    latex_width_cm,
 )
 from speakerlab.experiments.run_table import holm
-from speakerlab.experiments.systems import NamedSystem, Scored
+from speakerlab.experiments.systems import NamedList, NamedSystem, Scored
 
 WEIRD = r"a_b & 50% #1 $x\{y}^~<z>|`*[q](r)* !"
 
@@ -98,6 +101,16 @@ def test_without_scores_nothing_is_bold_and_a_note_has_the_reason(listed):
     assert table.notes == [
         "test/trials: nothing is bold, not tested: bad has no scores"
     ]
+    # A system alone is never bold, so its scores are not missed.
+    assert table_of([stored]).notes == []
+    results = [None, stored]
+    systems = [good.system, bad.system]
+    table = build_table(systems, [bad.trial_list], [results], (0.01,))
+    assert table.notes == ["test/trials: system 0 was not scored on it"]
+    # But for a metric that the results do not have.
+    (note,) = table_of([stored], (0.3,)).notes
+    assert note == "test/trials: a metric is unknown: bad has no scores"
+    table = table_of([good, stored])
     # The metrics of its results are shown.
     assert "| 40.00 [25.00 to 50.00] | 1.000 |" in format_markdown(table)
 
@@ -106,14 +119,69 @@ def test_too_few_speakers_and_too_many_systems_have_notes(tmp_path, listed):
     small = make_list(tmp_path / "small", num_speakers=4)
     table = table_of(score(small, [0.2, 4.0]))
     assert bold(table) == []
-    assert "4 speakers are too few" in table.notes[0]
+    assert table.notes == [
+        "test/trials: no intervals, and nothing is bold: 4 speakers are too few, 5 are"
+        " needed".replace("test", "small")
+    ]
     # No interval either.
     text = format_markdown(table)
     assert "In brackets" not in text
-    assert text.endswith("Nothing is bold: the differences were not tested.\n")
-    table = table_of(score(listed, [0.2, *[4.0] * 7]))
+    assert "No intervals: fewer than 5 speakers." in text
+    assert text.endswith("Nothing is bold. The differences were not tested.\n")
+    (note,) = table_of(score(small, [0.2])).notes
+    assert note == "small/trials: no intervals: 4 speakers are too few, 5 are needed"
+
+
+@pytest.mark.parametrize(
+    ("num_speakers", "num_systems", "reason"),
+    [
+        # The smallest p-values: of 5 speakers 0.051, of 7 0.029, of 10 0.017.
+        (5, 2, "with 5 speakers, a p-value is at least 0.051; score more speakers"),
+        (
+            7,
+            3,
+            "with 7 speakers, a p-value is at least 0.029, and 0.058 after the correction"
+            " for 2 comparisons; score more speakers, or compare at most 2 systems",
+        ),
+        (
+            10,
+            4,
+            "with 10 speakers, a p-value is at least 0.017, and 0.05 after the correction"
+            " for 3 comparisons; score more speakers, or compare at most 3 systems",
+        ),
+        (10, 3, None),
+    ],
+)
+def test_why_nothing_can_be_bold(tmp_path, num_speakers, num_systems, reason):
+    listed = make_list(tmp_path / "test", num_speakers=num_speakers)
+    table = table_of(score(listed, [0.1, *[4.0] * (num_systems - 1)]))
+    text = explain(table)
+    if reason is None:
+        assert table.notes == []
+        assert bold(table) == [("system 0", "eer"), ("system 0", "min_dcf_0.01")]
+        assert "could be significant" not in text
+        return
+    assert table.notes == [f"test/trials: nothing can be bold: {reason}"]
     assert bold(table) == []
-    assert "nothing can be bold among so many systems" in table.notes[0]
+    # It is not said that no system is better.
+    assert text.endswith(
+        "Nothing is bold. No difference could be significant, with"
+        f" {num_speakers} speakers and {num_systems} systems."
+    )
+
+
+def test_the_caption_says_on_which_lists_nothing_could_be_shown(tmp_path, listed):
+    small = make_list(tmp_path / "small", num_speakers=6)
+    on_both = [score(listed, [0.3] * 3), score(small, [0.3] * 3)]
+    lists = [scored[0].trial_list for scored in on_both]
+    systems = [result.system for result in on_both[0]]
+    text = explain(build_table(systems, lists, on_both, (0.01,)))
+    assert text == (
+        "In brackets: 95 % intervals by bootstrap over speakers. On test/trials, no system"
+        " is significantly better than each other one (paired bootstrap over speakers,"
+        " p < 0.05 after Holm's correction). On small/trials, no difference could be"
+        " significant, with 6 speakers and 3 systems."
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +231,8 @@ def test_csv_has_the_plain_numbers(table, listed):
 
 
 def test_markdown_shows_the_names_and_the_numbers(table, listed):
-    tokens = MarkdownIt().enable("table").parse(format_markdown(table))
+    markdown_it = pytest.importorskip("markdown_it")
+    tokens = markdown_it.MarkdownIt().enable("table").parse(format_markdown(table))
     cells = [
         "".join(child.content for child in token.children or ())
         for token in tokens
@@ -182,7 +251,8 @@ def test_markdown_shows_the_names_and_the_numbers(table, listed):
     assert good[1] == f"{eer:.2f} [{low:.2f} to {high:.2f}]"
     # Of three columns, the best is bold.
     assert sum(token.type == "table_open" for token in tokens) == 1
-    html = MarkdownIt().enable("table").render(format_markdown(table))
+    markdown_it = pytest.importorskip("markdown_it")
+    html = markdown_it.MarkdownIt().enable("table").render(format_markdown(table))
     assert html.count("<strong>") == 3
     assert "p &lt; 0.05 after Holm" in html
 
@@ -196,6 +266,48 @@ def test_latex_has_rules_bold_numbers_and_escaped_names(table):
     assert escape_latex(r"\{_^") == ("\\textbackslash{}\\{\\_\\textasciicircum{}")
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
     assert {line.count(" & ") for line in rows[1:]} == {6}
+
+
+def test_markdown_escapes_only_what_is_a_mark():
+    assert escape_markdown("e_f0 #2 & {a} (b) 5 %!") == "e_f0 #2 & {a} (b) 5 %!"
+    assert escape_markdown("_x_ *y* a|b &lt; <i>") == r"\_x\_ \*y\* a\|b \&lt; \<i>"
+    markdown_it = pytest.importorskip("markdown_it").MarkdownIt()
+    for name in (WEIRD, "_x_", "__init__", "a__b", "&amp; &#38;", "#1", "ö_ü", r"\_"):
+        html = markdown_it.renderInline(escape_markdown(name))
+        assert unescape(html) == name
+
+
+def test_the_width_of_a_table_is_about_that_of_latex(listed, tmp_path):
+    if shutil.which("pdflatex") is None:
+        pytest.skip("needs LaTeX")
+    scored = score(listed, [0.3, 0.5], names=["ours", "ERes2Net, large margin"])
+    lists = [NamedList("Vox1-O", "x"), NamedList("test/trials_test-speechocean", "y")]
+    systems = [result.system for result in scored]
+    for num_lists, names in ((1, systems), (2, systems), (2, systems[:1])):
+        results = [scored[: len(names)]] * num_lists
+        table = build_table(names, lists[:num_lists], results, (0.01, 0.05))
+        text = format_latex(table)
+        lines = [
+            "\\documentclass[10pt]{article}",
+            "\\usepackage{booktabs,times}",
+            "\\begin{document}",
+            "\\setbox0=\\hbox{\\small\\setlength{\\tabcolsep}{2pt}%",
+            text.rstrip(),
+            "}\\typeout{width \\the\\wd0}",
+            "\\end{document}",
+        ]
+        (tmp_path / "paper.tex").write_text("\n".join(lines))
+        done = subprocess.run(
+            ["pdflatex", "-interaction=nonstopmode", "paper.tex"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        points = float(done.stdout.partition("width ")[2].partition("pt")[0])
+        width_cm = latex_width_cm(table)
+        assert width_cm == pytest.approx(points * 2.54 / 72.27, rel=0.1)
+        place = "in one column" if width_cm < 8 else "for table*"
+        assert f"% About {width_cm:.1f} cm wide" in text and place in text
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")

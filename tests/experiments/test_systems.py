@@ -1,6 +1,7 @@
 """Systems and lists by name: what a text names, and what is refused."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -63,6 +64,117 @@ def test_names_are_short_or_whole_paths(world):
     ]
     names = [s.name for s in read_systems(["s.txt"], num_lists=1, short_names=False)]
     assert names == ["s.txt"]
+
+
+def test_equal_names_get_the_folders_that_tell_them_apart(world):
+    paths = ["ours/x/scores.txt", "base/x/scores.txt", "other/s.txt"]
+    for path in paths:
+        (world / path).parent.mkdir(parents=True)
+        (world / path).write_text((world / "s.txt").read_text())
+    systems = read_systems([*paths, "s.txt"], num_lists=1)
+    names = [system.name for system in systems]
+    assert names == ["ours/x/scores", "base/x/scores", "other/s", f"{world.name}/s"]
+    # A name that is given needs none.
+    systems = read_systems([paths[0], f"base={paths[1]}"], num_lists=1)
+    assert [system.name for system in systems] == ["ours/x/scores", "base"]
+
+
+def test_a_misspelt_path_has_a_suggestion(world):
+    for text, hint in [
+        ("exp/aa", "; did you mean exp/a?"),
+        ("x=exp/b_x1", "; did you mean exp/b_x=1?"),
+        ("exq/a", "; there is no folder exq"),
+        ("exp/nothing like it", "; correct the path"),
+        ("t.txt", "; did you mean s.txt?"),
+    ]:
+        with pytest.raises(FileNotFoundError) as caught:
+            read_systems([text], num_lists=1)
+        assert str(caught.value).endswith(hint), caught.value
+
+
+def test_two_names_of_a_system_are_reported(world, caplog):
+    names = [s.name for s in read_systems(["a=exp/a", "b=exp/a"], num_lists=0)]
+    assert names == ["a", "b"]
+    assert "exp/a: is given twice, as a and as b" in caplog.text
+
+
+# Trial lists
+
+
+@pytest.mark.parametrize("recorded", ["relative", "lost"])
+def test_a_list_is_found_from_another_folder(world, monkeypatch, recorded):
+    record = world / "exp/a/scores/.scored"
+    if recorded == "relative":
+        record.write_text(f"trials={json.dumps({'data/test/trials': 'digest'})}\n")
+    else:
+        # Then by the data.dir of the configuration.
+        record.unlink()
+    (world / "elsewhere").mkdir()
+    monkeypatch.chdir(world / "elsewhere")
+    for path in ("../exp/a", str(world / "exp/a")):
+        ((result,),) = scored([path])
+        assert result.has_scores
+
+
+def test_a_lost_list_has_the_path_that_was_tried(world):
+    (world / "data/test/trials").unlink()
+    ((result,),) = scored(["exp/a"])
+    assert result.no_scores == (
+        f"the list was not found as {world}/data/test/trials; give its path with"
+        " --trials FILE"
+    )
+
+
+def test_a_bare_name_has_its_folder(world, monkeypatch):
+    monkeypatch.chdir(world / "data/test")
+    for path in ("trials", "./trials", "../test/trials"):
+        ((result,),) = scored(["../../s.txt"], [path])
+        assert result.trial_list.name == "test/trials"
+
+
+def add_lists(exp, *names):
+    path = exp / "results.json"
+    (row,) = json.loads(path.read_text())
+    rows = [row, *(row | {"trials": name} for name in names)]
+    path.write_text(json.dumps(rows))
+
+
+def test_lists_that_another_model_enrols_must_be_asked_for(world, caplog):
+    caplog.set_level(logging.INFO)
+    enrolled = f"{LIST}, enrolled by teacher"
+    add_lists(world / "exp/a", enrolled)
+    systems = read_systems(["exp/a"], num_lists=0)
+    assert [trial_list.key for trial_list in read_lists([], systems)] == [LIST]
+    assert f"left out '{enrolled}'" in caplog.text
+    (trial_list,) = read_lists([enrolled], systems)
+    assert trial_list.key == enrolled
+    # The only ones are shown.
+    rows = json.loads((world / "exp/a/results.json").read_text())
+    (world / "exp/a/results.json").write_text(json.dumps(rows[1:]))
+    systems = read_systems(["exp/a"], num_lists=0)
+    assert [trial_list.key for trial_list in read_lists([], systems)] == [enrolled]
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (["test/trials_o", "test/trials_h"], ["o", "h"]),
+        (["test/trials", "test/trials_h"], ["trials", "trials_h"]),
+        (["dev/trials_o", "test/trials_o"], ["dev/trials_o", "test/trials_o"]),
+        (["test/trials_o"], ["test/trials_o"]),
+    ],
+)
+def test_names_of_several_lists_leave_out_what_is_common(world, keys, names):
+    path = world / "exp/a/results.json"
+    (row,) = json.loads(path.read_text())
+    path.write_text(json.dumps([row | {"trials": key} for key in keys]))
+    systems = read_systems(["exp/a"], num_lists=0)
+    assert [trial_list.name for trial_list in read_lists([], systems)] == names
+    full = read_lists([], systems, short_names=False)
+    assert [trial_list.name for trial_list in full] == keys
+    # A name that is given stays.
+    texts = [f"x={keys[0]}", *keys[1:]]
+    assert read_lists(texts, systems)[0].name == "x"
 
 
 def test_a_score_file_has_its_own_metrics(world):
@@ -136,7 +248,13 @@ def test_without_its_list_an_experiment_has_only_its_results(world):
         (["s.txt"], [], "s.txt", "--trials"),
         (["data"], [], "data", "no results"),
         (["x=exp/a", "x=exp/b_x=1"], [], "x", "names 2 systems"),
-        (["exp/a", "exp/a"], [], "exp/a", "names 2 systems"),
+        (["exp/a", "exp/a"], [], "exp/a", "given twice"),
+        (["exp/a", "./exp/../exp/a"], [], "exp/../exp/a", "given twice"),
+        (["x=exp/a", "x=exp/a"], [], "exp/a", "given twice"),
+        (["base", "=", "exp/a"], [], "=", "without blanks about the ="),
+        (["base=", "exp/a"], [], "base=", "without blanks about the ="),
+        (["base", "=exp/a"], [], "=exp/a", "without blanks about the ="),
+        (["exp/a"], ["data/test/trials"] * 2, "--trials", "test/trials is given twice"),
         (["x=exp/a", "x=s.txt"], ["data/test/trials"], "x", "names 2 systems"),
         (["s.txt"], ["gone"], "--trials", "gone"),
         (["s.txt"], ["data"], "--trials", "data"),

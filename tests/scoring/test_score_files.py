@@ -65,7 +65,11 @@ def test_a_long_file_in_another_order(tmp_path):
     ("text", "line", "value"),
     [
         ("a x 1\nb x 2\n", "", "a y has no"),
-        ("", "", "a x has no"),
+        ("", "", "is empty; score the list again"),
+        (" \n\n", "", "is empty; score the list again"),
+        ("c x 1\na z 2\n", "", "has no trial of the list, such as a x"),
+        # Sides that are swapped.
+        ("x a 1\nx b 2\ny a 3\n", "", "has no trial of the list"),
         ("a x 1\nb x two\na y 3\n", ":2", "'b x two'"),
         ("a x 1\na y nan\nb x 0\n", "", "a y has the score nan"),
         ("a x 1\nb x\na y 3\n", ":2", "'b x'"),
