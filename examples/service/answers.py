@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 Warnings = Annotated[
     list[str],
@@ -11,7 +11,10 @@ Warnings = Annotated[
     ),
 ]
 Score = Annotated[
-    float, Field(description="Cosine of the two embeddings, from -1 to 1")
+    float,
+    # Of equal embeddings, float32 gives 1.0000001.
+    AfterValidator(lambda score: min(max(score, -1.0), 1.0)),
+    Field(description="Cosine of the two embeddings, from -1 to 1"),
 ]
 Threshold = Annotated[
     float | None,
@@ -142,7 +145,8 @@ class Diarization(BaseModel):
         dict[str, Any] | None,
         Field(
             description="seconds: length of the recording; speakers: name -> seconds of speech;"
-            " segments: start and end in seconds, and speaker"
+            " segments: start and end in seconds, and speaker; warnings: doubts about the"
+            " recording"
         ),
     ]
     error: Annotated[str | None, Field(description="Why it failed, in one line")]

@@ -5,15 +5,15 @@ model is refused: their embeddings cannot be compared. Letters: D embedding dime
 """
 
 import sqlite3
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from examples.service.database import connect, forget_deleted, transaction
+from examples.service.database import Database
+from examples.service.names import look_of
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS speakers (
@@ -41,6 +41,10 @@ class TooManySpeakers(Exception):
     """The database has its maximum of speakers."""
 
 
+class LooksAlike(ValueError):
+    """A speaker is enrolled whose name looks like the new one."""
+
+
 class Enrolments:
     """Speakers of one model; threads and processes may use the same database."""
 
@@ -52,22 +56,18 @@ class Enrolments:
         self.model_sha256 = model_sha256
         self.embed_dim = embed_dim
         self.max_speakers = max_speakers
-        self._connection = connect(path, SCHEMA)
-        self._one_thread = threading.Lock()
+        self.database = Database(path, SCHEMA)
         self._embeddings: dict[str, np.ndarray] = {}
         self._version: tuple[int, int] | None = None
         self._refuse_other_model()
-
-    def close(self) -> None:
-        with self._one_thread:
-            self._connection.close()
 
     def add(
         self, name: str, unit_D: np.ndarray, *, num_recordings: int, seconds: float
     ) -> bool:
         """Store a speaker, in place of one of the same name; return whether there was one.
 
-        On return, the speaker is on the disk and other workers see it. Raises TooManySpeakers.
+        On return, the speaker is on the disk and other workers see it. Raises TooManySpeakers, and
+        LooksAlike.
         """
         row = (
             self.model_sha256,
@@ -77,51 +77,52 @@ class Enrolments:
             seconds,
             time.time(),
         )
-        with self._one_thread, transaction(self._connection):
-            is_enrolled = self._execute(
-                "SELECT 1 FROM speakers WHERE model_sha256 = ? AND name = ?", row[:2]
-            ).fetchone()
-            if not is_enrolled and self._count() >= self.max_speakers:
-                raise TooManySpeakers
-            self._execute("REPLACE INTO speakers VALUES (?, ?, ?, ?, ?, ?)", row)
-        return is_enrolled is not None
+        with self.database.transaction() as connection:
+            names = {
+                name for (name,) in connection.execute("SELECT name FROM speakers")
+            }
+            is_enrolled = name in names
+            if not is_enrolled:
+                _refuse_look(name, names)
+                if len(names) >= self.max_speakers:
+                    raise TooManySpeakers
+            connection.execute("REPLACE INTO speakers VALUES (?, ?, ?, ?, ?, ?)", row)
+        return is_enrolled
 
     def remove(self, name: str) -> bool:
         """Delete a speaker; return whether there was one."""
-        with self._one_thread:
-            with transaction(self._connection):
-                deleted = self._execute("DELETE FROM speakers WHERE name = ?", (name,))
-            forget_deleted(self._connection)
+        with self.database.transaction() as connection:
+            deleted = connection.execute("DELETE FROM speakers WHERE name = ?", (name,))
+        self.database.forget_deleted()
         return deleted.rowcount > 0
 
     def count(self) -> int:
-        with self._one_thread:
-            return self._count()
+        (number,) = self.database.fetch_one("SELECT COUNT(*) FROM speakers")
+        return number
 
     def rows(self, *, after: str, limit: int) -> list[SpeakerRow]:
         """Return speakers in order of name, from the first behind `after`."""
-        with self._one_thread:
-            found = self._execute(
-                "SELECT name, num_recordings, seconds, enrolled_at FROM speakers"
-                " WHERE model_sha256 = ? AND name > ? ORDER BY name LIMIT ?",
-                (self.model_sha256, after, limit),
-            ).fetchall()
+        found = self.database.fetch_all(
+            "SELECT name, num_recordings, seconds, enrolled_at FROM speakers"
+            " WHERE model_sha256 = ? AND name > ? ORDER BY name LIMIT ?",
+            (self.model_sha256, after, limit),
+        )
         return [SpeakerRow(*row) for row in found]
 
     def embeddings(self) -> Mapping[str, np.ndarray]:
         """Return name -> unit_D of all speakers, also those that other workers enrolled."""
-        with self._one_thread:
+        with self.database.connected() as connection:
             # The first number changes with commits of other connections, the second with our own.
-            (data_version,) = self._execute("PRAGMA data_version").fetchone()
-            version = (data_version, self._connection.total_changes)
+            (data_version,) = connection.execute("PRAGMA data_version").fetchone()
+            version = (data_version, connection.total_changes)
             if version != self._version:
-                self._embeddings = self._read_embeddings()
+                self._embeddings = self._read_embeddings(connection)
                 self._version = version
             return self._embeddings
 
-    def _read_embeddings(self) -> dict[str, np.ndarray]:
+    def _read_embeddings(self, connection: sqlite3.Connection) -> dict[str, np.ndarray]:
         embeddings: dict[str, np.ndarray] = {}
-        found = self._execute(
+        found = connection.execute(
             "SELECT name, embedding FROM speakers WHERE model_sha256 = ? ORDER BY name",
             (self.model_sha256,),
         )
@@ -136,11 +137,11 @@ class Enrolments:
         return embeddings
 
     def _refuse_other_model(self) -> None:
-        found = self._execute(
+        found = self.database.fetch_one(
             "SELECT model_sha256, COUNT(*) FROM speakers WHERE model_sha256 != ?"
             " GROUP BY model_sha256",
             (self.model_sha256,),
-        ).fetchone()
+        )
         if found is not None:
             other, number = found
             raise ValueError(
@@ -149,9 +150,12 @@ class Enrolments:
                 " another folder and enrol the speakers again"
             )
 
-    def _count(self) -> int:
-        (number,) = self._execute("SELECT COUNT(*) FROM speakers").fetchone()
-        return number
 
-    def _execute(self, statement: str, values: tuple = ()) -> sqlite3.Cursor:
-        return self._connection.execute(statement, values)
+def _refuse_look(name: str, enrolled: Iterable[str]) -> None:
+    look = look_of(name)
+    for other in enrolled:
+        if look_of(other) == look:
+            raise LooksAlike(
+                f"name: looks like {other!r}, who is enrolled; use that name, or one"
+                " that differs in more than capitals and forms of letters"
+            )

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import time
 import uuid
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from examples.service.database import connect, forget_deleted, transaction
+from examples.service.database import PRIVATE_FOLDER, Database
 
 log = logging.getLogger("service.jobs")
 SCHEMA = """
@@ -37,6 +38,8 @@ CREATE TABLE IF NOT EXISTS jobs (
 """
 POLL_SECONDS = 1.0
 CLEAN_SECONDS = 60.0
+# Until the next attempt, so that a fault does not fill the log.
+FAULT_SECONDS = 10.0
 # A recording without a job is being stored, or its worker was killed while it stored it.
 ORPHAN_SECONDS = 600.0
 
@@ -75,13 +78,12 @@ class Jobs:
         retention_seconds: float,
     ) -> None:
         self.recordings = folder / "recordings"
-        self.recordings.mkdir(parents=True, exist_ok=True)
+        self.database = Database(folder / "jobs.sqlite", SCHEMA)
+        self.recordings.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         self.max_jobs = max_jobs
         self.max_attempts = max_attempts
         self.lease_seconds = lease_seconds
         self.retention_seconds = retention_seconds
-        self._connection = connect(folder / "jobs.sqlite", SCHEMA)
-        self._one_thread = threading.Lock()
         self._owner = uuid.uuid4().hex
         self._stopping = threading.Event()
         self._has_work = threading.Event()
@@ -94,7 +96,9 @@ class Jobs:
 
         Raises TooManyJobs.
         """
-        self._refuse_too_many()
+        # Before the copy, and again after it, because other requests may have added jobs meanwhile.
+        with self.database.connected() as connection:
+            self._refuse_too_many(connection)
         job_id = uuid.uuid4().hex
         path = self.recordings / job_id
         try:
@@ -103,10 +107,9 @@ class Jobs:
                 copy.flush()
                 os.fsync(copy.fileno())
             _sync_folder(self.recordings)
-            with self._one_thread, transaction(self._connection):
-                # Again, because other requests may have added jobs meanwhile.
-                self._refuse_too_many_now()
-                self._connection.execute(
+            with self.database.transaction() as connection:
+                self._refuse_too_many(connection)
+                connection.execute(
                     "INSERT INTO jobs (id, state, recording, options, created_at)"
                     " VALUES (?, 'queued', ?, ?, ?)",
                     (job_id, recording, json.dumps(options), time.time()),
@@ -120,12 +123,11 @@ class Jobs:
         return job
 
     def get(self, job_id: str) -> Job | None:
-        with self._one_thread:
-            row = self._connection.execute(
-                "SELECT id, state, recording, created_at, finished_at, attempts, result,"
-                " error FROM jobs WHERE id = ?",
-                (job_id,),
-            ).fetchone()
+        row = self.database.fetch_one(
+            "SELECT id, state, recording, created_at, finished_at, attempts, result,"
+            " error FROM jobs WHERE id = ?",
+            (job_id,),
+        )
         if row is None:
             return None
         *fields, result, error = row
@@ -133,12 +135,9 @@ class Jobs:
 
     def remove(self, job_id: str) -> bool:
         """Delete a job, its recording and its result; return whether there was one."""
-        with self._one_thread:
-            with transaction(self._connection):
-                deleted = self._connection.execute(
-                    "DELETE FROM jobs WHERE id = ?", (job_id,)
-                )
-            forget_deleted(self._connection)
+        with self.database.transaction() as connection:
+            deleted = connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+        self.database.forget_deleted()
         if deleted.rowcount:
             # Not for another id, which could be the name of any file.
             (self.recordings / job_id).unlink(missing_ok=True)
@@ -146,10 +145,9 @@ class Jobs:
 
     def count(self) -> dict[str, int]:
         """Return state -> number of jobs."""
-        with self._one_thread:
-            rows = self._connection.execute(
-                "SELECT state, COUNT(*) FROM jobs GROUP BY state"
-            ).fetchall()
+        rows = self.database.fetch_all(
+            "SELECT state, COUNT(*) FROM jobs GROUP BY state"
+        )
         return {"queued": 0, "running": 0, "done": 0, "failed": 0, **dict(rows)}
 
     # The thread that computes
@@ -170,10 +168,13 @@ class Jobs:
         for thread in self._threads:
             thread.join(grace_seconds)
         if any(thread.is_alive() for thread in self._threads):
-            self._hand_back()
+            try:
+                self._hand_back()
+            # Its lease will end.
+            except (OSError, sqlite3.Error) as error:
+                log.error("jobs: the running job is not handed back: %s", error)
             return False
-        with self._one_thread:
-            self._connection.close()
+        self.database.close()
         return True
 
     def _run(self, compute: Compute) -> None:
@@ -188,8 +189,12 @@ class Jobs:
                     self._compute(compute, *claimed)
                     continue
             # A full disk or a locked database: the thread must not end.
+            except (OSError, sqlite3.Error) as error:
+                log.error("jobs: %s; trying again", error)
+                self._stopping.wait(FAULT_SECONDS)
             except Exception:
                 log.exception("jobs: trying again")
+                self._stopping.wait(FAULT_SECONDS)
             self._has_work.wait(POLL_SECONDS)
             self._has_work.clear()
 
@@ -207,9 +212,9 @@ class Jobs:
         except Exception:
             log.exception("job %s", job_id)
             error = "the service could not compute it; see its log"
-        with self._one_thread, transaction(self._connection):
+        with self.database.transaction() as connection:
             # Of another owner: the lease had ended, and the job was started again.
-            changed = self._connection.execute(
+            changed = connection.execute(
                 "UPDATE jobs SET state = ?, result = ?, error = ?, finished_at = ?"
                 " WHERE id = ? AND owner = ? AND state = 'running'",
                 (
@@ -230,47 +235,46 @@ class Jobs:
             "SELECT id, recording, options, attempts FROM jobs WHERE state = 'queued'"
             " OR (state = 'running' AND leased_until < ?) ORDER BY created_at LIMIT 1"
         )
-        with self._one_thread:
-            # Without a transaction first, so that idle workers do not lock the others out.
-            if self._connection.execute(waiting, (time.time(),)).fetchone() is None:
+        # Without a transaction first, so that idle workers do not lock the others out.
+        if self.database.fetch_one(waiting, (time.time(),)) is None:
+            return None
+        with self.database.transaction() as connection:
+            now = time.time()
+            row = connection.execute(waiting, (now,)).fetchone()
+            if row is None:
                 return None
-            with transaction(self._connection):
-                now = time.time()
-                row = self._connection.execute(waiting, (now,)).fetchone()
-                if row is None:
-                    return None
-                job_id, recording, options, attempts = row
-                if attempts >= self.max_attempts:
-                    # Its recording may be what kills workers.
-                    self._connection.execute(
-                        "UPDATE jobs SET state = 'failed', error = ?, finished_at = ?"
-                        " WHERE id = ?",
-                        (f"was interrupted {attempts} times", now, job_id),
-                    )
-                    (self.recordings / job_id).unlink(missing_ok=True)
-                    return None
-                self._connection.execute(
-                    "UPDATE jobs SET state = 'running', owner = ?, leased_until = ?,"
-                    " attempts = attempts + 1 WHERE id = ?",
-                    (self._owner, now + self.lease_seconds, job_id),
+            job_id, recording, options, attempts = row
+            if attempts >= self.max_attempts:
+                # Its recording may be what kills workers.
+                connection.execute(
+                    "UPDATE jobs SET state = 'failed', error = ?, finished_at = ?"
+                    " WHERE id = ?",
+                    (f"was interrupted {attempts} times", now, job_id),
                 )
+                (self.recordings / job_id).unlink(missing_ok=True)
+                return None
+            connection.execute(
+                "UPDATE jobs SET state = 'running', owner = ?, leased_until = ?,"
+                " attempts = attempts + 1 WHERE id = ?",
+                (self._owner, now + self.lease_seconds, job_id),
+            )
         return job_id, recording, options
 
     def _renew_lease(self) -> None:
         while not self._stopping.wait(self.lease_seconds / 4):
             try:
-                with self._one_thread, transaction(self._connection):
-                    self._connection.execute(
+                with self.database.transaction() as connection:
+                    connection.execute(
                         "UPDATE jobs SET leased_until = ? WHERE owner = ? AND state ="
                         " 'running'",
                         (time.time() + self.lease_seconds, self._owner),
                     )
-            except Exception:
-                log.exception("jobs: the lease was not renewed; trying again")
+            except (OSError, sqlite3.Error) as error:
+                log.error("jobs: the lease was not renewed (%s); trying again", error)
 
     def _hand_back(self) -> None:
-        with self._one_thread, transaction(self._connection):
-            self._connection.execute(
+        with self.database.transaction() as connection:
+            connection.execute(
                 "UPDATE jobs SET state = 'queued', owner = NULL, attempts = attempts - 1"
                 " WHERE owner = ? AND state = 'running'",
                 (self._owner,),
@@ -278,17 +282,16 @@ class Jobs:
 
     def clean(self) -> None:
         """Delete results after their time, and recordings without a job."""
-        with self._one_thread:
-            with transaction(self._connection):
-                deleted = self._connection.execute(
-                    "DELETE FROM jobs WHERE finished_at < ?",
-                    (time.time() - self.retention_seconds,),
-                )
-            if deleted.rowcount:
-                forget_deleted(self._connection)
-            unfinished = self._connection.execute(
-                "SELECT id FROM jobs WHERE finished_at IS NULL"
-            ).fetchall()
+        with self.database.transaction() as connection:
+            deleted = connection.execute(
+                "DELETE FROM jobs WHERE finished_at < ?",
+                (time.time() - self.retention_seconds,),
+            )
+        if deleted.rowcount:
+            self.database.forget_deleted()
+        unfinished = self.database.fetch_all(
+            "SELECT id FROM jobs WHERE finished_at IS NULL"
+        )
         needed = {job_id for (job_id,) in unfinished}
         for path in self.recordings.iterdir():
             if path.name in needed:
@@ -301,12 +304,8 @@ class Jobs:
             if age > ORPHAN_SECONDS:
                 path.unlink(missing_ok=True)
 
-    def _refuse_too_many(self) -> None:
-        with self._one_thread:
-            self._refuse_too_many_now()
-
-    def _refuse_too_many_now(self) -> None:
-        (number,) = self._connection.execute(
+    def _refuse_too_many(self, connection: sqlite3.Connection) -> None:
+        (number,) = connection.execute(
             "SELECT COUNT(*) FROM jobs WHERE finished_at IS NULL"
         ).fetchone()
         if number >= self.max_jobs:

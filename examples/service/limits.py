@@ -1,7 +1,7 @@
 """What one client can take from the others: requests, bytes, time and connections.
 
 `Gate` stands before the application. It answers 429, 413 and 503 before a body is read, and stops
-bodies while they are received.
+bodies while they are received. 503 is only for requests that compute, which are those by POST.
 """
 
 import asyncio
@@ -98,6 +98,9 @@ class Gate:
             await refusal(scope, receive, send)
             return
         body = _Body(receive, self.settings, max_bytes)
+        if scope["method"] != "POST":
+            await self.app(scope, body.receive, send)
+            return
         self.num_inside += 1
         try:
             with IN_PROGRESS.track_inprogress():
@@ -114,7 +117,7 @@ class Gate:
             # The server has checked that the value is a number.
             if name == b"content-length" and int(value) > max_bytes:
                 return _answer(413, _too_large(max_bytes))
-        if self.num_inside >= self.places:
+        if scope["method"] == "POST" and self.num_inside >= self.places:
             return _answer(503, "the service is busy", retry_seconds=1)
         return None
 

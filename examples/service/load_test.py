@@ -1,11 +1,12 @@
-"""Load the service with many clients at once, and report its times, errors and memory.
+"""Load the service with many clients at once, and report its times, refusals and memory.
 
-    python -m examples.service.load_test --url http://127.0.0.1:8000 --minutes 5
+    python -m examples.service.load_test --url http://127.0.0.1:8000 --minutes 5 --pid PID
 
-The clients of the load test are one client for the rate limit, so start the service with
-SERVE_REQUESTS_PER_SECOND=100000 SERVE_BURST=100000 SERVE_QUEUE=64 SERVE_QUEUE_SECONDS=60. With
---pid, of the first process of a service on this machine, the memory of its processes is read after
-each tenth of the time. Only servers on this machine are accepted. Letters: S samples.
+It enrols 20 speakers `load-<random>-voice0` ... and deletes them at the end, so that no other
+speaker changes. All its clients are one client for the rate limit, so start the service with
+SERVE_REQUESTS_PER_SECOND=100000 SERVE_BURST=100000. PID is the first process of a service on this
+machine; the memory of its processes is read at the start and after each tenth of the time. Only
+servers on this machine are accepted. Letters: S samples.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import random
 import sys
 import time
+import uuid
 import wave
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -65,7 +67,10 @@ class Load:
         self.num_clients = num_clients
         self.seconds = seconds
         self.recordings = make_recordings()
-        self.times: dict[str, list[float]] = defaultdict(list)  # seconds
+        self.prefix = f"load-{uuid.uuid4().hex[:8]}-"
+        # Endpoint -> seconds of each request that was answered with success.
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.num_requests: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -73,13 +78,32 @@ class Load:
         async with httpx2.AsyncClient(
             base_url=self.url, timeout=60, limits=limits
         ) as http:
-            # So that there is someone to identify.
-            for voice in range(NUM_VOICES):
-                await self._request(http, "enrol", random.Random(voice), voice)
-            self.times.clear()
-            end = time.monotonic() + self.seconds
-            clients = [self._client(http, i, end) for i in range(self.num_clients)]
-            await asyncio.gather(*clients)
+            try:
+                # So that there is someone to identify.
+                for voice in range(NUM_VOICES):
+                    await self._request(http, "enrol", random.Random(voice), voice)
+                self.times.clear()
+                self.num_requests.clear()
+                end = time.monotonic() + self.seconds
+                clients = [self._client(http, i, end) for i in range(self.num_clients)]
+                await asyncio.gather(*clients)
+            finally:
+                await self._delete_speakers(http)
+
+    async def _delete_speakers(self, http: httpx2.AsyncClient) -> None:
+        for voice in range(NUM_VOICES):
+            name = self._name(voice)
+            try:
+                answer = await http.delete(f"/speakers/{name}")
+            except httpx2.HTTPError as error:
+                self.errors[f"{name} is not deleted: {type(error).__name__}"] += 1
+                continue
+            # 404: it was refused when it was enrolled.
+            if answer.status_code not in (204, 404):
+                self.errors[f"{name} is not deleted: {answer.status_code}"] += 1
+
+    def _name(self, voice: int) -> str:
+        return f"{self.prefix}voice{voice}"
 
     async def _client(self, http: httpx2.AsyncClient, number: int, end: float) -> None:
         rng = random.Random(number)
@@ -100,34 +124,46 @@ class Load:
                 ("recording_b", ("b.wav", second)),
             ]
         elif kind == "enrol":
-            path = f"/speakers/voice{voice}"
+            path = f"/speakers/{self._name(voice)}"
             files = [
                 ("recordings", ("a.wav", first)),
                 ("recordings", ("b.wav", second)),
             ]
+        self.num_requests[kind] += 1
         begin = time.monotonic()
         try:
             answer = await http.post(path, files=files)
-            if not answer.is_success:
-                self.errors[f"{kind}: {answer.status_code} {answer.text[:80]}"] += 1
         except httpx2.HTTPError as error:
             self.errors[f"{kind}: {type(error).__name__}"] += 1
+            # A server that does not answer is not asked as fast as it fails.
+            await asyncio.sleep(1)
+            return
+        if not answer.is_success:
+            self.errors[f"{kind}: {answer.status_code} {answer.text[:80]}"] += 1
+            return
         self.times[kind].append(time.monotonic() - begin)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each endpoint: requests, and percentiles in milliseconds."""
+        """Return a row for each endpoint: requests, answers, and their times in milliseconds.
+
+        The percentiles are of answers with success: a refusal takes no time.
+        """
         rows: list[dict[str, Any]] = []
         for kind in [*MIX, "all"]:
-            times = self.times[kind]
-            if kind == "all":
-                times = [
-                    seconds for of_kind in self.times.values() for seconds in of_kind
-                ]
-            row: dict[str, Any] = {"endpoint": kind, "requests": len(times)}
+            kinds = list(MIX) if kind == "all" else [kind]
+            times: list[float] = []
+            for of_kind in kinds:
+                times += self.times[of_kind]
+            row: dict[str, Any] = {
+                "endpoint": kind,
+                "requests": sum(self.num_requests[of_kind] for of_kind in kinds),
+                "answered": len(times),
+            }
             for percent in (50, 95, 99):
-                row[f"p{percent}_ms"] = round(
-                    1000 * float(np.percentile(times, percent)), 1
-                )
+                milliseconds = None
+                if times:
+                    milliseconds = round(1000 * float(np.percentile(times, percent)), 1)
+                row[f"p{percent}_ms"] = milliseconds
             rows.append(row)
         return rows
 
@@ -146,9 +182,12 @@ def resident_mb(pid: int | None) -> dict[str, float]:
 
 
 async def watch_memory(pid: int | None, seconds: float) -> list[dict[str, float]]:
-    """Return the memory after each tenth of the time."""
+    """Return the memory at the start, and after each tenth of the time."""
     memory: list[dict[str, float]] = []
-    for _ in range(10 if pid is not None else 0):
+    if pid is None:
+        return memory
+    memory.append(resident_mb(pid))
+    for _ in range(10):
         await asyncio.sleep(seconds / 10)
         memory.append(resident_mb(pid))
     return memory
@@ -162,7 +201,7 @@ async def measure(load: Load, pid: int | None) -> dict[str, Any]:
     return {
         "clients": load.num_clients,
         "seconds": round(seconds, 1),
-        "requests_per_second": round(rows[-1]["requests"] / seconds, 1),
+        "answers_per_second": round(rows[-1]["answered"] / seconds, 1),
         "errors": dict(load.errors),
         "endpoints": rows,
         "memory_mb": memory,
@@ -180,6 +219,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if urlsplit(options.url).hostname not in LOCAL_HOSTS:
         parser.error(f"--url: must be a server on this machine, got {options.url}")
 
+    try:
+        httpx2.get(f"{options.url}/health", timeout=30).raise_for_status()
+    except httpx2.HTTPError as error:
+        problem = str(error) or type(error).__name__
+        parser.error(f"--url: no service is ready at {options.url} ({problem})")
     load = Load(
         options.url,
         num_clients=options.clients,
@@ -188,13 +232,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = asyncio.run(measure(load, options.pid))
     for row in report["endpoints"]:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
-    print(
-        f"{report['requests_per_second']} requests a second, errors: {report['errors']}"
-    )
-    for number, memory in enumerate(report["memory_mb"], start=1):
-        print(
-            f"memory after {10 * number} %: {memory['rss']} MB, {memory['pss']} MB of its own"
-        )
+    print(f"{report['answers_per_second']} answers a second")
+    print(f"refused or failed: {sum(load.errors.values())}")
+    for error, count in load.errors.most_common():
+        print(f"  {count} x {error}")
+    for number, memory in enumerate(report["memory_mb"]):
+        when = f"after {10 * number} %" if number else "at the start"
+        print(f"memory {when}: {memory['rss']} MB, {memory['pss']} MB of its own")
+    if not report["memory_mb"]:
+        print("memory: not read; give the first process of the service by --pid")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if report["errors"] else 0

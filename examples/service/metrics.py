@@ -4,9 +4,10 @@ With PROMETHEUS_MULTIPROC_DIR, which `__main__` sets, each worker writes its val
 that folder, and any worker answers with the sums.
 """
 
+import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import (
@@ -20,8 +21,10 @@ from prometheus_client import (
     multiprocess,
 )
 from prometheus_client.core import GaugeMetricFamily
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+log = logging.getLogger("service")
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
@@ -56,8 +59,9 @@ WAITING = Gauge(
 class Measured:
     """Middleware that counts requests and measures their time."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self.app = app
+        self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,12 +79,27 @@ class Measured:
         try:
             await self.app(scope, receive, send_measured)
         finally:
-            # The template, such as /speakers/{name}: names would make a series for each speaker.
-            route = scope.get("route")
-            endpoint = getattr(route, "path", "none")
+            # Also of requests that were refused before they reached an endpoint.
+            endpoint = endpoint_of(scope, self.routes)
             method = scope["method"] if scope["method"] in METHODS else "other"
-            REQUESTS.labels(endpoint, method, str(code)).inc()
-            LATENCY.labels(endpoint).observe(time.monotonic() - begin)
+            try:
+                REQUESTS.labels(endpoint, method, str(code)).inc()
+                LATENCY.labels(endpoint).observe(time.monotonic() - begin)
+            # Its files are gone or cannot grow; the answer was sent.
+            except OSError as error:
+                log.error("metrics: %s", error)
+
+
+def endpoint_of(scope: Scope, routes: Sequence[BaseRoute]) -> str:
+    """Return the template of a path, such as /speakers/{name}; "none" for other paths.
+
+    The paths themselves would make a series for each speaker.
+    """
+    for route in routes:
+        match, _ = route.matches(scope)
+        if match is not Match.NONE and isinstance(route, Route):
+            return route.path_format
+    return "none"
 
 
 class _Stored:
@@ -103,11 +122,16 @@ class _Stored:
 
 
 def render(num_speakers: int, num_jobs: Mapping[str, int]) -> tuple[bytes, str]:
-    """Return the metrics of all workers as text, and its content type."""
+    """Return the metrics of all workers as text, and its content type; raise OSError."""
     stored = CollectorRegistry()
     stored.register(_Stored(num_speakers, num_jobs))  # type: ignore[arg-type]
     counted = REGISTRY
-    if FOLDER_VARIABLE in os.environ:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(
+                f"{folder}: is no longer there; restart the service"
+            )
         counted = CollectorRegistry()
         multiprocess.MultiProcessCollector(counted)
     text = generate_latest(stored) + generate_latest(counted)

@@ -4,13 +4,15 @@ The variable of a setting is `SERVE_` and its name in capitals, such as SERVE_PO
 file. Unknown names and values out of range are refused in one line.
 """
 
+import difflib
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 PREFIX = "SERVE_"
 CONFIG_VARIABLE = "SERVE_CONFIG"  # path of the YAML file
@@ -19,13 +21,28 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def _check_addresses(text: str) -> str:
+    """Refuse what uvicorn would take as a name that no client has."""
+    if text in ("", "*"):
+        return text
+    for part in text.split(","):
+        try:
+            ipaddress.ip_network(part.strip())
+        except ValueError:
+            raise ValueError(
+                "must be addresses or networks with commas between, such as"
+                " 10.0.0.1,192.168.0.0/16"
+            ) from None
+    return text
+
+
 class Settings(BaseModel):
     """Everything that an operator can choose."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Experiment, model folder, .onnx file or hub:NAME.
-    model: str
+    model: Annotated[str, Field(min_length=1)]
     # For databases and recordings that wait for diarization; needs room and a local disk.
     folder: Path = Path("service-data")
     device: str = "auto"
@@ -37,7 +54,7 @@ class Settings(BaseModel):
     # Of torch, in each worker.
     threads: Count = 1
     # Addresses whose X-Forwarded-For is believed, separated by commas; "*": all.
-    trusted_proxies: str = ""
+    trusted_proxies: Annotated[str, AfterValidator(_check_addresses)] = ""
     # Its lines contain the names of speakers.
     access_log: bool = False
 
@@ -48,7 +65,6 @@ class Settings(BaseModel):
     max_seconds: Seconds = 60  # of each recording
     max_job_upload_mb: Annotated[float, Field(gt=0, le=16384)] = 500
     max_job_seconds: Seconds = 4 * 3600
-    max_files: Annotated[int, Field(ge=2, le=100)] = 20  # in a request
     min_sample_rate: Annotated[int, Field(ge=2000)] = 8000  # Hz
     max_sample_rate: Annotated[int, Field(le=384_000)] = 96_000
     max_channels: Annotated[int, Field(ge=1, le=32)] = 8
@@ -62,10 +78,11 @@ class Settings(BaseModel):
     slow_seconds: Seconds = 10
     min_bytes_per_second: Count = 10_000
 
-    # Requests that a worker computes at once, and those that wait or are being received.
+    # Requests that a worker computes at once, and those that wait or are being received. The time
+    # decides who gets 503; the number only bounds the disk that waiting uploads can take.
     concurrency: Annotated[int, Field(ge=1, le=64)] = 2
-    queue: Annotated[int, Field(ge=0)] = 32
-    queue_seconds: Seconds = 20  # for a request to wait
+    queue: Annotated[int, Field(ge=0)] = 200
+    queue_seconds: Seconds = 30  # for a request to wait
 
     # Storage
     max_speakers: Count = 20_000
@@ -90,19 +107,37 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     config = environment.get(CONFIG_VARIABLE)
     if config:
         values = _read_yaml(Path(config))
+    for name in values:
+        _refuse_unknown(name, shown=f"{config}: {name}")
     for variable, text in environment.items():
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
-            values[variable.removeprefix(PREFIX).lower()] = text
+        # An empty variable, such as `${MODEL}` in a script that did not set it, is none.
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        _refuse_unknown(name, shown=variable)
+        values[name] = text
     try:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
+        problem = first["msg"].removeprefix("Value error, ").lower()
         got = f", got {first['input']!r}" if name in values else ""
         raise ValueError(
-            f"{name} ({PREFIX}{name.upper()}): {first['msg'].lower()}{got}; correct the"
-            " setting"
+            f"{name} ({PREFIX}{name.upper()}): {problem}{got}; correct the setting"
         ) from None
+
+
+def _refuse_unknown(name: str, *, shown: str) -> None:
+    """Raise ValueError without the value, which may be a password."""
+    if name in Settings.model_fields:
+        return
+    similar = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    hint = f"did you mean {similar[0]}? " if similar else ""
+    raise ValueError(
+        f"{shown}: unknown setting; {hint}docs/serving.md has a list of them"
+        " (authentication is left to a proxy)"
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

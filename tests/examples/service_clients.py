@@ -106,10 +106,10 @@ class Server:
         finally:
             self.kill()
 
-    def stop(self) -> None:
-        """End the service as an operator does."""
+    def stop(self) -> int:
+        """End the service as an operator does; return its exit code."""
         self.process.terminate()
-        self.process.wait(60)
+        return self.process.wait(60)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 90

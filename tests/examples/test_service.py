@@ -1,26 +1,38 @@
 """examples/service in this process: every endpoint, limits, and uploads that mean harm."""
 
 import ast
+import asyncio
+import errno
 import io
 import json
+import logging
+import logging.config
 import os
+import re
+import shutil
+import socket
 import sqlite3
+import stat
+import struct
 import tempfile
 import threading
 import time
 import unicodedata
 import wave as wave_files
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
-from voices import make_wave
+from voices import RATE, make_wave
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
+import httpx2
 from fastapi.testclient import TestClient
 from service_clients import (
     encode,
@@ -31,12 +43,17 @@ from service_clients import (
 )
 
 import speakerlab
+from examples.service import load_test
 from examples.service import recordings as uploads
+from examples.service.__main__ import main
 from examples.service.app import create_app
 from examples.service.database import BUSY_SECONDS
 from examples.service.enrolments import Enrolments
 from examples.service.jobs import Jobs
 from examples.service.limits import MAX_CLIENTS, TokenBuckets, client_of
+from examples.service.load_test import Load
+from examples.service.logs import LOG_CONFIG
+from examples.service.server import bind, prepare_folder
 from examples.service.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +137,84 @@ def test_two_recordings_are_compared_as_by_the_library(serve, model):
     assert refused.status_code == 422
 
 
+def test_equal_recordings_have_a_score_of_at_most_1(serve, model, monkeypatch):
+    high = replace(model.verify(voice(1), voice(1)), score=1.0000001192092896)
+    monkeypatch.setattr(model, "verify", lambda *_, **__: high)
+    files = {"recording_a": voice(1), "recording_b": voice(1)}
+    assert serve().post("/verify", files=files).json()["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("threshold", "is_doubted"), [(0.3, False), (0.4, True), (None, False)]
+)
+def test_recordings_of_an_enrolment_that_do_not_match_are_doubted(
+    serve, model, monkeypatch, threshold, is_doubted
+):
+    # Of any length; the scores are 0.6, 0.96 and, of the last two, 0.352.
+    emb_ND = np.array([[2.0, 0.0], [1.2, 1.6], [0.96, -0.28]], dtype=np.float32)
+    monkeypatch.setattr(model, "embed_many", lambda _: emb_ND)
+    calibration = threshold and replace(CALIBRATION, threshold=threshold)
+    monkeypatch.setattr(model, "calibration", calibration)
+    body = enrol(serve(), "ann", *[voice(number) for number in range(3)]).json()
+    doubts = [line for line in body["warnings"] if "different speakers" in line]
+    expected = (
+        "1.wav and 2.wav: may be of different speakers, their score is 0.352, the"
+        " threshold 0.400; check that all recordings are of one speaker"
+    )
+    assert doubts == ([expected] if is_doubted else [])
+
+
+def test_a_copy_in_an_enrolment_is_doubted(serve):
+    body = enrol(serve(), "ann", voice(1), voice(1)).json()
+    assert body["warnings"] == ["enrol: ann has 1 copy of other recordings, used once"]
+
+
+def wav_that_states(stated_bytes: int, sound_bytes: int = 112_000) -> bytes:
+    header = struct.pack("<4sI8s", b"RIFF", stated_bytes + 36, b"WAVEfmt ")
+    header += struct.pack("<IHHIIHH", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    header += struct.pack("<4sI", b"data", stated_bytes)
+    return header + make_wave(1, 0, 3.5).tobytes()[:sound_bytes]
+
+
+def test_a_header_that_states_more_is_doubted(serve):
+    client = serve()
+    three_hours = 3 * 3600 * 2 * RATE
+    expected = [
+        "a.wav: has 3.5 s, but its header states 10800.0 s; the rest may be missing"
+    ]
+    answer = post(client, "/embed", wav_that_states(three_hours)).json()
+    assert (answer["seconds"], answer["warnings"]) == (3.5, expected)
+    job = post(client, "/diarizations", wav_that_states(three_hours)).json()
+    assert wait_for(client, job["id"])["result"]["warnings"] == expected
+    assert enrol(client, "ann", wav_that_states(three_hours)).json()["warnings"] == [
+        expected[0].replace("a.wav", "0.wav")
+    ]
+    # As of a program that writes into a pipe, and of a right header.
+    for stated in (0xFFFFFFFF - 36, 0x7FFFF000, 112_000):
+        answer = post(client, "/embed", wav_that_states(stated)).json()
+        assert (answer["seconds"], answer["warnings"]) == (3.5, [])
+
+
+def test_a_warning_that_is_answered_is_not_in_the_log(serve):
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(logging.Formatter(LOG_CONFIG["formatters"]["line"]["format"]))
+    handler.addFilter(LOG_CONFIG["filters"]["unanswered"]["()"]())
+    logging.getLogger().addHandler(handler)
+    try:
+        client = serve()
+        silence = encode(np.zeros(2 * RATE, dtype=np.int16))
+        job = wait_for(client, post(client, "/diarizations", silence).json()["id"])
+        logging.getLogger("speakerlab").warning("of no recording")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert job["result"]["warnings"] == ["a.wav: no speech was found"]
+    text = lines.getvalue()
+    assert "no speech was found" not in text
+    line = r"^\d{4}-\d\d-\d\d [\d:,]+ WARNING speakerlab \[\d+\]: of no recording$"
+    assert re.search(line, text, flags=re.MULTILINE)
+
+
 def test_speakers_are_enrolled_listed_identified_and_deleted(serve, model):
     client = serve()
     nobody = post(client, "/identify", voice(1))
@@ -156,9 +251,63 @@ def test_a_name_is_the_same_speaker_however_its_accents_are_spelled(serve):
     assert enrol(client, "王小明", voice(2)).is_success
     names = [row["name"] for row in client.get("/speakers").json()["speakers"]]
     assert names == [unicodedata.normalize("NFC", "Zoë"), "王小明"]
-    # A wide letter looks like another one.
-    assert enrol(client, "ｂob", voice(3)).is_success
-    assert enrol(client, "bob", voice(3)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "name"),
+    [
+        ("ann", "Ann"),
+        ("ANN", "ann"),
+        ("ｂob", "bob"),
+        ("bob", "ᵇob"),
+        ("STRASSE", "straße"),
+        ("ann", "a\u200dnn"),
+    ],
+)
+def test_a_name_that_looks_like_an_enrolled_one_is_refused(serve, enrolled, name):
+    client = serve()
+    assert enrol(client, enrolled, voice(1)).is_success
+    refused = enrol(client, name, voice(2))
+    assert refused.status_code == 422
+    assert f"looks like '{enrolled}'" in refused.json()["detail"]
+    assert client.get("/speakers").json()["total"] == 1
+    # The same name replaces, and others are allowed.
+    assert enrol(client, enrolled, voice(1)).json()["replaced"] is True
+    assert enrol(client, "anna", voice(2)).is_success
+
+
+NAME_RULES = {
+    "\u0430nn": "mixes Cyrillic and Latin letters",
+    "\u03bfscar": "mixes Greek and Latin letters",
+    "ann\u13aa": "mixes Cherokee and Latin letters",
+    "a/b": "must not contain a slash",
+    "a%2Fb": "must not contain a slash",
+    "/": "must not contain a slash",
+    "%F0%9F%98%80": "must have a letter or a digit",
+    "": "must have a letter or a digit",
+    "%FF": "must be text in UTF-8",
+    "ann%20": "must not begin or end with a blank",
+    "ann%E2%80%AE": "must not contain '\\u202e'",
+    "ann%09": "must not begin or end with a blank",
+    "a%09b": "must not contain '\\t'",
+    "a" * 101: "at most 100 characters",
+}
+
+
+@pytest.mark.parametrize("name", NAME_RULES)
+def test_a_name_is_refused_by_a_rule_that_the_answer_has(serve, name):
+    answer = enrol(serve(), name, voice(1))
+    assert answer.status_code == 422
+    assert NAME_RULES[name] in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "name", ["王小明", "Иван 2", "Ångström", "می‌خواهم", "李Bob", "7"]
+)
+def test_names_of_any_language_are_allowed_and_deleted(serve, name):
+    client = serve()
+    assert enrol(client, name, voice(1)).status_code == 201
+    assert client.delete(f"/speakers/{name}").status_code == 204
 
 
 def wait_for(client: TestClient, job_id: str) -> dict[str, Any]:
@@ -202,6 +351,10 @@ def test_health_and_metrics(serve, model):
     assert client.get("/health/live").json() == {"live": True}
     health = client.get("/health").json()
     assert health["ready"] is True
+    # Which balancers use.
+    for path in ("/health", "/health/live"):
+        head = client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
     assert health["model_sha256"] == model.sha256
     before = client.get("/metrics").text
     post(client, "/embed", voice(1))
@@ -244,6 +397,32 @@ def test_every_field_of_the_openapi_page_that_is_a_number_has_its_unit(serve):
     for path, methods in page["paths"].items():
         for operation in methods.values():
             assert operation["description"], path
+
+
+def test_the_openapi_page_has_the_refusals(serve):
+    page = serve().get("/openapi.json").json()
+    forms = {"400", "408", "413", "415", "422", "429", "503"}
+    stored = {"429", "503"}
+    wanted = {
+        ("/embed", "post"): forms,
+        ("/identify", "post"): forms | {"409"},
+        ("/speakers/{name}", "post"): forms | {"409"},
+        ("/speakers/{name}", "delete"): stored | {"404"},
+        ("/diarizations/{job_id}", "get"): stored | {"404"},
+        ("/diarizations/{job_id}", "delete"): stored | {"404"},
+        ("/speakers", "get"): stored,
+        ("/health", "get"): {"503"},
+    }
+    for (path, method), codes in wanted.items():
+        responses = set(page["paths"][path][method]["responses"])
+        assert codes <= responses, path
+        assert ("404" in responses) == ("404" in codes), path
+    (form,) = [
+        schema
+        for name, schema in page["components"]["schemas"].items()
+        if "recordings" in schema.get("properties", {}) and name.startswith("Body")
+    ]
+    assert form["properties"]["recordings"]["maxItems"] == 20
 
 
 # Uploads that mean harm
@@ -420,6 +599,82 @@ def test_a_hostile_form_is_refused(serve, kind, tmp_path, monkeypatch):
     assert list(temporary.iterdir()) == []
 
 
+FORM_RULES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "unknown field": (
+        {"files": {"recording": voice(1)}, "data": {"extra": "1"}},
+        422,
+        "unknown field; it may have: recording, far, top",
+    ),
+    "unknown file": (
+        {"files": {"recording": voice(1), "extra": b"x"}},
+        422,
+        "unknown field",
+    ),
+    "two recordings": (
+        {"files": [("recording", voice(1)), ("recording", voice(2))]},
+        422,
+        "recording: is there more than once",
+    ),
+    "two rates": (
+        {"files": {"recording": voice(1)}, "data": {"far": ["0.01", "0.01"]}},
+        422,
+        "far: is there more than once",
+    ),
+    "text as a recording": (
+        {"files": {"recording": (None, "abc")}},
+        422,
+        "recording: must be a file (curl: recording=@FILE)",
+    ),
+    "a file as a rate": (
+        {"files": {"recording": voice(1), "far": ("a", b"0.01")}},
+        422,
+        "far: must be text (curl: far=TEXT)",
+    ),
+    "no recording": (
+        {"files": {"top": (None, "1")}},
+        422,
+        "recording: Field required",
+    ),
+    "audio": (
+        {"content": voice(1), "headers": {"Content-Type": "audio/wav"}},
+        415,
+        "the body must be multipart/form-data",
+    ),
+    "JSON": ({"json": {}}, 415, "the body must be multipart/form-data"),
+    "no type": ({"content": voice(1)}, 415, "the body must be multipart/form-data"),
+    "url-encoded": (
+        {"data": {"recording": "abc"}},
+        415,
+        "the body must be multipart/form-data",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORM_RULES)
+def test_a_wrong_form_is_refused_with_the_reason(serve, kind):
+    client = serve()
+    assert enrol(client, "ann", voice(1)).is_success
+    request, code, line = FORM_RULES[kind]
+    answer = client.post("/identify", **request)
+    assert (answer.status_code, line in answer.text) == (code, True), answer.text
+
+
+def test_too_many_or_too_long_recordings_name_the_limit_and_the_file(serve):
+    client = serve(max_seconds=1)
+    answer = enrol(client, "ann", voice(1, seconds=0.5), voice(2))
+    assert answer.status_code == 413
+    assert answer.json()["detail"] == "1.wav: is longer than 1 s"
+    answer = enrol(client, "ann", *[b"x"] * 21)
+    assert answer.status_code == 400
+    assert "20" in answer.json()["detail"]
+
+
+def test_a_path_with_a_slash_at_its_end_is_no_other_path(serve):
+    client = serve()
+    answer = post(client, "/embed/", voice(1))
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
 def test_an_endless_body_is_cut_while_it_is_read(serve):
     num_sent = 0
 
@@ -506,6 +761,7 @@ def test_too_many_requests_are_told_when_to_return(serve):
     assert 1 <= int(answer.headers["Retry-After"]) <= 10
     # Probes are not counted.
     assert client.get("/health").status_code == 200
+    assert 'code="429",endpoint="/speakers",method="GET"' in client.get("/metrics").text
 
 
 def test_a_full_service_refuses_at_once(serve, model, monkeypatch):
@@ -536,6 +792,11 @@ def test_a_full_service_refuses_at_once(serve, model, monkeypatch):
     assert third.status_code == 503
     assert third.headers["Retry-After"] == "1"
     assert client.get("/health").status_code == 200
+    # What needs no turn does not wait for one.
+    assert client.get("/speakers").status_code == 200
+    assert client.delete("/speakers/nobody").status_code == 404
+    refused = 'requests_total{code="503",endpoint="/embed",method="POST"}'
+    assert refused in client.get("/metrics").text
     second.join()
     assert codes == [503]
     may_end.set()
@@ -590,7 +851,8 @@ def test_a_worker_sees_the_enrolments_of_another_at_once(tmp_path):
 
 
 def test_embeddings_of_another_model_are_refused(serve, model, tmp_path):
-    with open_enrolments(tmp_path / "data", "b" * 64)._connection as connection:
+    enrolments = open_enrolments(tmp_path / "data", "b" * 64)
+    with enrolments.database.transaction() as connection:
         connection.execute(
             "INSERT INTO speakers VALUES (?, 'ann', x'00', 1, 1.0, 0)", ("b" * 64,)
         )
@@ -624,6 +886,82 @@ def test_a_locked_database_is_503(serve, monkeypatch, tmp_path):
     assert "Retry-After" in answer.headers
     other.execute("ROLLBACK")
     assert enrol(client, "ann", voice(1)).status_code == 201
+
+
+def test_files_are_readable_by_their_owner_alone(serve, tmp_path):
+    # As of an earlier version.
+    old = sqlite3.connect(tmp_path / "speakers.sqlite")
+    old.execute("CREATE TABLE other (a)")
+    old.close()
+    (tmp_path / "speakers.sqlite").chmod(0o644)
+    open_enrolments(tmp_path).database.close()
+    client = serve()
+    assert enrol(client, "ann", voice(1)).is_success
+    paths = [tmp_path / "speakers.sqlite", *(tmp_path / "data").rglob("*")]
+    for path in [tmp_path / "data", *paths]:
+        expected = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == expected, path
+    assert {"speakers.sqlite-wal", "jobs.sqlite"} <= {path.name for path in paths}
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def replace_by_a_copy(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    shutil.copytree(folder.with_name("moved"), folder)
+
+
+def remove_recordings(folder: Path) -> None:
+    (folder / "recordings").rmdir()
+
+
+def remove_jobs(folder: Path) -> None:
+    (folder / "jobs.sqlite").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "keeps_speakers"),
+    [
+        (remove_folder, False),
+        (replace_by_a_copy, False),
+        (remove_recordings, True),
+        (remove_jobs, True),
+    ],
+)
+def test_a_folder_that_is_gone_is_503_and_not_ready(
+    serve, tmp_path, damage, keeps_speakers
+):
+    client = serve()
+    assert enrol(client, "ann", voice(1)).is_success
+    damage(tmp_path / "data")
+    assert client.get("/health").status_code == 503
+    assert client.head("/health").status_code == 503
+    assert client.get("/health/live").status_code == 200
+    assert post(client, "/diarizations", voice(1)).status_code == 503
+    code = enrol(client, "bob", voice(2)).status_code
+    assert code == (201 if keeps_speakers else 503)
+    # What needs no file.
+    assert post(client, "/embed", voice(1)).status_code == 200
+
+
+def test_a_folder_that_is_put_back_is_ready_again(serve, tmp_path):
+    client = serve()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert client.get("/health").status_code == 503
+    (tmp_path / "moved").rename(tmp_path / "data")
+    assert client.get("/health").status_code == 200
+
+
+def test_a_full_disk_is_not_ready(serve, monkeypatch):
+    client = serve()
+
+    def fail(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("examples.service.database.tempfile.TemporaryFile", fail)
+    assert client.get("/health").status_code == 503
 
 
 def store_job(folder: Path, **columns: Any) -> str:
@@ -732,8 +1070,15 @@ def test_settings_come_from_a_file_and_from_variables(tmp_path):
     ("variables", "line"),
     [
         ({}, "model (SERVE_MODEL): field required"),
-        ({"SERVE_MODEL": "a", "SERVE_PROT": "1"}, "prot (SERVE_PROT): extra inputs"),
+        (
+            {"SERVE_MODEL": "a", "SERVE_PROT": "1"},
+            "SERVE_PROT: unknown setting; did you mean port?",
+        ),
+        ({"SERVE_MODEL": ""}, "model (SERVE_MODEL): field required"),
         ({"SERVE_MODEL": "a", "SERVE_PORT": "99999"}, "got '99999'"),
+        ({"SERVE_MODEL": "a", "SERVE_TRUSTED_PROXIES": "foo"}, "got 'foo'"),
+        ({"SERVE_MODEL": "a", "SERVE_TRUSTED_PROXIES": "10.0.0.1/8"}, "networks"),
+        ({"SERVE_MODEL": "a", "SERVE_TRUSTED_PROXIES": "10.0.0.1,,"}, "networks"),
         ({"SERVE_MODEL": "a", "SERVE_MAX_SECONDS": "nan"}, "max_seconds"),
         ({"SERVE_CONFIG": "missing.yaml"}, "missing.yaml: cannot be read"),
     ],
@@ -743,6 +1088,119 @@ def test_a_wrong_setting_is_one_line(variables, line):
         read_settings(variables)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_setting_does_not_show_its_value():
+    with pytest.raises(ValueError, match="^SERVE_API_KEY: unknown setting") as refusal:
+        read_settings({"SERVE_MODEL": "a", "SERVE_API_KEY": "secret"})
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_misspelt_setting_of_a_file_names_the_file_and_the_right_one(tmp_path):
+    path = tmp_path / "service.yaml"
+    path.write_text("modle: exp/a\n")
+    with pytest.raises(ValueError, match="service.yaml: modle: unknown .* mean model"):
+        read_settings({"SERVE_CONFIG": str(path)})
+
+
+def test_proxies_are_addresses_and_networks():
+    for text in ("*", "127.0.0.1", "10.0.0.0/8, ::1", "2001:db8::/32"):
+        settings = Settings(model="a", trusted_proxies=text)
+        assert settings.trusted_proxies == text
+
+
+def test_the_guide_has_every_setting_with_its_default():
+    guide = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    _, _, section = guide.partition("| setting | default |")
+    table, _, _ = section.partition("\n\n")
+    defaults: dict[str, str] = {}
+    for line in table.splitlines()[2:]:
+        _, names, values, _, _ = line.split("|")
+        values = values.replace("`", "").split(",")
+        for name, value in zip(names.replace("`", "").split(","), values, strict=True):
+            defaults[name.strip()] = value.strip()
+    for name, field in Settings.model_fields.items():
+        default = "" if field.is_required() else str(field.default)
+        assert defaults.pop(name) == default.replace("False", "false"), name
+    assert defaults == {}
+
+
+def test_a_folder_that_cannot_be_used_names_its_setting(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below", Path("/proc/x")):
+        with pytest.raises(ValueError, match=r"^folder \(SERVE_FOLDER\): .*; choose"):
+            prepare_folder(folder)
+
+
+def test_an_address_that_cannot_be_used_names_host_and_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = Settings(model="a", port=port)
+        with pytest.raises(ValueError, match=f"SERVE_PORT.*127.0.0.1:{port} cannot be"):
+            bind(settings)
+    settings = Settings(model="a", host="203.0.113.1")
+    with pytest.raises(ValueError, match="SERVE_HOST.*203.0.113.1:8000 cannot be used"):
+        bind(settings)
+
+
+def test_help_has_the_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m examples.service")
+    assert "SERVE_MODEL" in text
+
+
+def test_a_load_test_counts_refusals_apart_and_deletes_its_speakers(serve, monkeypatch):
+    # Of voice 0, all are too long.
+    rng = np.random.default_rng(0)
+    recordings: list[tuple[int, bytes]] = []
+    for number in range(2 * load_test.NUM_VOICES):
+        speaker = number // 2
+        seconds = 0.6 if speaker else 1.2
+        recordings.append((speaker, load_test.make_wav(speaker, seconds, rng)))
+    monkeypatch.setattr(load_test, "make_recordings", lambda: recordings)
+    client = serve(max_seconds=1)
+    assert enrol(client, "voice0", voice(1, seconds=0.6)).is_success
+    enrolled: set[str] = set()
+
+    async def handle(request: httpx2.Request) -> httpx2.Response:
+        answer = await asyncio.to_thread(
+            client.request,
+            request.method,
+            request.url.path,
+            content=await request.aread(),
+            headers=dict(request.headers),
+        )
+        if answer.status_code == 201:
+            enrolled.add(answer.json()["name"])
+        return httpx2.Response(answer.status_code, content=answer.content)
+
+    load = Load("http://127.0.0.1", num_clients=4, seconds=0.5)
+    http = partial(httpx2.AsyncClient, transport=httpx2.MockTransport(handle))
+    monkeypatch.setattr(load_test.httpx2, "AsyncClient", http)
+    asyncio.run(load.run())
+    assert enrolled == {f"{load.prefix}voice{number}" for number in range(1, 20)}
+    left = [row["name"] for row in client.get("/speakers").json()["speakers"]]
+    assert left == ["voice0"]
+    *_, row = load.rows()
+    assert row["answered"] > 0
+    num_refused = sum(load.errors.values())
+    # The first enrolment was before the time that is reported.
+    assert row["requests"] - row["answered"] in (num_refused, num_refused - 1)
+    assert num_refused > 0
+    assert all("413 " in error for error in load.errors)
+
+
+def test_a_load_test_without_a_service_says_so(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    with pytest.raises(SystemExit) as ended:
+        load_test.main(["--url", f"http://127.0.0.1:{port}", "--minutes", "0.1"])
+    assert ended.value.code == 2
+    assert "no service is ready" in capsys.readouterr().err
 
 
 def test_the_example_uses_only_documented_parts_of_the_library():

@@ -6,9 +6,12 @@ import random
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +20,17 @@ from voices import make_wave
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 import httpx2
-from service_clients import Server, encode, publish_tiny, silent_flac, voice
+from service_clients import (
+    ROOT,
+    Server,
+    encode,
+    free_port,
+    publish_tiny,
+    silent_flac,
+    voice,
+)
 
+from examples.service.enrolments import Enrolments
 from examples.service.load_test import MIX, Load, measure
 
 
@@ -272,27 +284,86 @@ def test_workers_answer_as_one(exp, tmp_path):
             time.sleep(0.1)
 
 
+def start_and_end(**settings: Any) -> tuple[int, str]:
+    """Start a service that cannot run; return its exit code and what it has written."""
+    environment = dict(os.environ)
+    for name, value in settings.items():
+        environment[f"SERVE_{name.upper()}"] = str(value)
+    ended = subprocess.run(
+        [sys.executable, "-m", "examples.service"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_a_wrong_setting_ends_the_start_in_one_line(tmp_path):
+    code, log = start_and_end(api_key="secret", folder=tmp_path / "data")
+    assert code == 2
+    (line,) = log.splitlines()
+    assert line.startswith("SERVE_API_KEY: unknown setting")
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.slow
-def test_a_service_that_cannot_start_says_why_in_one_line(tmp_path):
-    with (
-        pytest.raises(AssertionError) as failed,
-        Server(tmp_path / "missing", tmp_path, workers=2),
-    ):
-        pass
-    log = str(failed.value)
-    assert "missing" in log
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_service_that_cannot_start_says_why_in_one_line(exp, tmp_path, workers):
+    common = {"folder": tmp_path / "data", "port": free_port(), "workers": workers}
+    code, log = start_and_end(model=tmp_path / "missing", **common)
+    assert code == 3
+    (line,) = [line for line in log.splitlines() if " ERROR " in line]
+    assert f"{tmp_path}/missing: does not exist" in line
+    assert "Traceback" not in log
+
+    enrolments = Enrolments(
+        tmp_path / "data/speakers.sqlite",
+        model_sha256="b" * 64,
+        embed_dim=2,
+        max_speakers=10,
+    )
+    unit_D = np.array([0.6, 0.8], dtype=np.float32)
+    enrolments.add("ann", unit_D, num_recordings=1, seconds=1.0)
+    code, log = start_and_end(model=exp, **common)
+    assert code == 3
+    (line,) = [line for line in log.splitlines() if " ERROR " in line]
+    assert "has 1 speakers of model bbbbbbbbbbbb" in line
     assert "Traceback" not in log
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_service_on_the_port_ends_and_the_first_goes_on(
+    exp, tmp_path, workers
+):
+    with Server(exp, tmp_path, workers=workers) as server:
+        assert enrol(server.url, "ann", voice(1))
+        before = httpx2.get(f"{server.url}/metrics").text
+        settings = {"model": exp, "folder": tmp_path / "data", "workers": workers}
+        code, log = start_and_end(port=server.port, **settings)
+        assert code == 2
+        (line,) = log.splitlines()
+        assert f"127.0.0.1:{server.port} cannot be used" in line
+        counted = 'code="201",endpoint="/speakers/{name}",method="POST"} 1.0'
+        assert counted in before
+        assert counted in httpx2.get(f"{server.url}/metrics").text
+        log = server.read_log()
+        assert f"folder {tmp_path}/data, host 127.0.0.1, port {server.port}" in log
+        assert log.count("ready: model ") == workers
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
 def test_fifty_clients_get_no_error_and_memory_does_not_grow(exp, tmp_path):
-    settings = {"workers": 2, "queue": 64, "queue_seconds": 60}
-    with Server(exp, tmp_path, **settings) as server:
+    with Server(exp, tmp_path, workers=2) as server:
         load = Load(server.url, num_clients=50, seconds=30)
         report = asyncio.run(measure(load, server.process.pid))
     assert report["errors"] == {}
-    counts = {row["endpoint"]: row["requests"] for row in report["endpoints"]}
+    counts = {row["endpoint"]: row["answered"] for row in report["endpoints"]}
     assert all(counts[kind] > 20 for kind in MIX)
-    memory = [sample["rss"] for sample in report["memory_mb"]]
+    at_start, *memory = [sample["rss"] for sample in report["memory_mb"]]
+    assert at_start > 100
     # After half of the time, the library has seen recordings of all lengths.
     assert memory[-1] < 1.1 * memory[4], memory
