@@ -5,6 +5,7 @@ A file is read as int16 like the recordings of a data directory, so that both gi
 """
 
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ MIN_OTHER_SHARE = 0.01
 MIN_OTHER_PEAK = 0.001
 # Waves that were normalised to a variance of 1, or amplified, have smaller peaks.
 MIN_INTEGER_PEAK = 64.0
+# Resampling from 2 to 192 kHz held back at most 1,030 samples, or 0.08 s.
+RESAMPLING_SAMPLES = 1100
+RESAMPLING_SECONDS = 0.1
 # Amplitudes of 16-bit values in int32 are smaller, and vanish when they are rounded to 16 bits.
 MIN_ROUNDED = 0.75 / audio.FULL_SCALE
 
@@ -109,8 +113,83 @@ def spool_channels(
     """Read wave_S of every channel, as `spool_wave` reads it."""
     reading = _Reading(audio.name_of(source), None, reads_each=True)
     waves = _spool(source, reading, sample_rate, source_rate)
+    reading.warn_of_copies()
     reading.warn_of_narrow_band(sample_rate)
     return waves
+
+
+class ChunkReader:
+    """Reader of audio that comes in arrays of any length: the samples that `spool_wave` gives.
+
+    An array has shape (S,) or (S, C); for types and parameters see `read_wave`.
+    """
+
+    def __init__(
+        self,
+        *,
+        sample_rate: int,
+        source_rate: int | None = None,
+        channels: Channels = None,
+        where: str = "stream",
+    ) -> None:
+        self._reading = _Reading(where, channels)
+        self._to_rate = sample_rate
+        self._from_rate = _whole_rate(source_rate or sample_rate, self._reading)
+        self._reading.rate = self._from_rate
+        self._reading.warn_of_narrow_band(sample_rate)
+        self._resampler: Any = None
+        self._last_chunk: Any = None  # its type is in messages
+        self._has_warned = False
+
+    @property
+    def delay_seconds(self) -> float:
+        """Return how much of the audio resampling holds back at most."""
+        if self._from_rate == self._to_rate:
+            return 0.0
+        return max(RESAMPLING_SAMPLES / self._from_rate, RESAMPLING_SECONDS)
+
+    def read(self, chunk: Any) -> np.ndarray:
+        """Return the next wave_S, int16, at `sample_rate`; resampling holds some of it back."""
+        reading = self._reading
+        raw_SC = _as_array(chunk, reading.where)
+        # The longer axis is no hint here: a chunk may have fewer samples than channels.
+        num_channels = raw_SC.shape[1] if raw_SC.ndim == 2 else 1
+        if raw_SC.ndim not in (1, 2) or not 1 <= num_channels <= MAX_CHANNELS:
+            raise ValueError(
+                f"{reading.where}: must have shape (samples,) or (samples, channels), got"
+                f" {raw_SC.shape}; transpose it"
+            )
+        if reading.num_channels not in (0, num_channels):
+            raise ValueError(
+                f"{reading.where}: changes from {reading.num_channels} to {num_channels}"
+                " channels; give the same number in each chunk"
+            )
+        if not len(raw_SC):
+            return np.zeros(0, dtype=np.int16)
+        self._last_chunk = chunk
+        wave_S1 = reading.amplitudes(raw_SC.reshape(-1, num_channels))
+        if not self._has_warned and reading.has_other_channel():
+            self._has_warned = True
+            reading.warn_of_other_channel()
+        return self._resample(wave_S1)
+
+    def finish(self) -> np.ndarray:
+        """Return the last wave_S; ValueError if there was no audio, or too faint to be read."""
+        reading = self._reading
+        if self._last_chunk is None:
+            raise ValueError(_no_audio(reading.where))
+        _refuse_rounded_to_silence(reading, self._last_chunk)
+        if reading.is_cancelled():
+            log.warning("%s", reading.describe_cancelled())
+        no_samples = np.zeros((0, 1), dtype=np.float32)
+        return self._resample(no_samples, is_last=True)
+
+    def _resample(self, wave_S1: np.ndarray, *, is_last: bool = False) -> np.ndarray:
+        if self._from_rate != self._to_rate:
+            if self._resampler is None:
+                self._resampler = _open_resampler(self._from_rate, self._to_rate, 1)
+            wave_S1 = self._resampler.resample_chunk(wave_S1, last=is_last)
+        return audio.to_int16(wave_S1[:, 0])
 
 
 def warn_of_levels(wave_S: np.ndarray, *, sample_rate: int, where: str) -> None:
@@ -269,6 +348,20 @@ class _Reading:
                 self.choice,
             )
 
+    def warn_of_copies(self) -> None:
+        """Warn of channels that are a louder or quieter copy of the first one."""
+        differs_C = differ_from(0, self.power_C, self.product_C, self.peak_C)
+        is_copy_C = ~differs_C & (self.peak_C > MIN_OTHER_PEAK)
+        if self.num_channels > 1 and is_copy_C[0] and is_copy_C[1:].any():
+            number = 2 + int(is_copy_C[1:].argmax())
+            log.warning(
+                "%s: channel %d is a copy of channel 1, as in a mono recording saved as"
+                " stereo; choose one of them with %s",
+                self.where,
+                number,
+                self.choice,
+            )
+
     def warn_of_narrow_band(self, sample_rate: int) -> None:
         """Warn of a telephone's rate, at which a voice sounds like another one's to a model."""
         if self.rate <= sample_rate / 2:
@@ -357,12 +450,16 @@ def _spool(
                 waves.append(np.memmap(file, dtype=np.int16, mode="r"))
     if not waves:
         raise ValueError(_no_audio(reading.where))
-    # Silence is no error here, but values that only rounding to 16 bits made silent are.
+    _refuse_rounded_to_silence(reading, source)
+    return waves
+
+
+def _refuse_rounded_to_silence(reading: _Reading, source: Any) -> None:
+    """Refuse values that only rounding to 16 bits made silent; silence itself is no error."""
     peak = max(np.abs(reading.lowest_C).max(), np.abs(reading.highest_C).max())
     if 0 < peak < MIN_ROUNDED and not reading.is_cancelled():
         peak_db = 20 * np.log10(peak)
         raise ValueError(_too_faint(reading.where, peak_db, source))
-    return waves
 
 
 def _no_audio(where: str) -> str:
@@ -394,13 +491,7 @@ def _stream_waves(
 
 
 def _array_blocks(source: Any, rate: int, reading: _Reading) -> Iterator[np.ndarray]:
-    is_whole = isinstance(rate, Real) and float(rate).is_integer()
-    # A rate in kHz would make an hour of 4 s.
-    if not is_whole or int(rate) not in audio.RATES:
-        raise ValueError(
-            f"{reading.where}: sample_rate must be a whole number from"
-            f" {audio.RATES[0]} to {audio.RATES[-1]} Hz, got {rate!r}; correct it"
-        )
+    _whole_rate(rate, reading)
     raw_SC = _array_channels(source, reading)
     # Errors of an array are raised here, before the first block is read.
     block_samples = audio.BLOCK_SAMPLES
@@ -408,25 +499,22 @@ def _array_blocks(source: Any, rate: int, reading: _Reading) -> Iterator[np.ndar
     return (raw_SC[start : start + block_samples] for start in starts)
 
 
+def _whole_rate(rate: Any, reading: _Reading) -> int:
+    """Return the rate of an array; raise ValueError if it is none."""
+    hertz = float(rate) if isinstance(rate, Real) else math.nan
+    # A rate in kHz would make an hour of 4 s.
+    if not hertz.is_integer() or int(hertz) not in audio.RATES:
+        raise ValueError(
+            f"{reading.where}: sample_rate must be a whole number from"
+            f" {audio.RATES[0]} to {audio.RATES[-1]} Hz, got {rate!r}; correct it"
+        )
+    return int(hertz)
+
+
 def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     """Return raw_SC, if possible as a view, of a numpy array or torch tensor."""
     where = reading.where
-    # A tensor, recognised without importing torch.
-    if hasattr(source, "detach"):
-        source = _tensor_values(source, where)
-    if not isinstance(source, np.ndarray):
-        fix = "give a path, bytes, an open file, a numpy array or a tensor"
-        if isinstance(source, Iterator):
-            fix = "make a list of several recordings with list(...)"
-        raise ValueError(f"{where}: is no audio, got {type(source).__name__}; {fix}")
-    is_floating = np.issubdtype(source.dtype, np.floating)
-    if source.dtype not in INTEGERS and not is_floating:
-        raise ValueError(
-            f"{where}: must be floating point, int16, int32 or uint8, got"
-            f" {source.dtype}; cast it"
-        )
-    # Not a subclass such as memmap, which the resampler refuses.
-    source = np.asarray(source)
+    source = _as_array(source, where)
     if not source.size or source.ndim == 1:
         return source.reshape(-1, 1)
     num_channels = min(source.shape, default=0)
@@ -447,6 +535,26 @@ def _array_channels(source: Any, reading: _Reading) -> np.ndarray:
     # The shorter direction is the channels, because a recording has more samples than channels.
     num_rows, num_columns = source.shape
     return source.T if num_rows <= num_columns else source
+
+
+def _as_array(source: Any, where: str) -> np.ndarray:
+    """Return a numpy array or torch tensor as an array of a type that samples have."""
+    # A tensor, recognised without importing torch.
+    if hasattr(source, "detach"):
+        source = _tensor_values(source, where)
+    if not isinstance(source, np.ndarray):
+        fix = "give a path, bytes, an open file, a numpy array or a tensor"
+        if isinstance(source, Iterator):
+            fix = "make a list of several recordings with list(...)"
+        raise ValueError(f"{where}: is no audio, got {type(source).__name__}; {fix}")
+    is_floating = np.issubdtype(source.dtype, np.floating)
+    if source.dtype not in INTEGERS and not is_floating:
+        raise ValueError(
+            f"{where}: must be floating point, int16, int32 or uint8, got"
+            f" {source.dtype}; cast it"
+        )
+    # Not a subclass such as memmap, which the resampler refuses.
+    return np.asarray(source)
 
 
 def _tensor_values(tensor: Any, where: str) -> np.ndarray:
@@ -510,22 +618,27 @@ def _resampled(
 def _unrounded(
     blocks: Iterator[np.ndarray], from_rate: int, to_rate: int
 ) -> Iterator[np.ndarray]:
-    import soxr
-
-    stream = None
+    stream: Any = None
     num_channels = 0
     for wave_SC in blocks:
         if stream is None:
             _, num_channels = wave_SC.shape
-            stream = soxr.ResampleStream(
-                from_rate,
-                to_rate,
-                num_channels=num_channels,
-                dtype="float32",
-                quality="HQ",
-            )
+            stream = _open_resampler(from_rate, to_rate, num_channels)
         yield stream.resample_chunk(np.ascontiguousarray(wave_SC))
     # The filter holds back the last samples until the end of the input is signalled.
     if stream is not None:
         no_samples = np.zeros((0, num_channels), dtype=np.float32)
         yield stream.resample_chunk(no_samples, last=True)
+
+
+def _open_resampler(from_rate: int, to_rate: int, num_channels: int) -> Any:
+    """Return a resampler of waves; the sizes of its chunks change no sample."""
+    import soxr
+
+    return soxr.ResampleStream(
+        from_rate,
+        to_rate,
+        num_channels=num_channels,
+        dtype="float32",
+        quality="HQ",
+    )

@@ -26,6 +26,8 @@ SECONDS = 60  # of a minute
 PERCENT_SECONDS = 0.6  # one percent of a minute
 
 TimedSegment = tuple[Segment, str, str]  # segment, and its start and end as text
+Row = tuple[str, str, list[TimedSegment]]  # speaker, facts, segments
+NO_CHANNEL = 0  # of a recording whose channels were not diarized apart
 Minute = tuple[str, int, float]  # recording, start, seconds of errors
 Place = tuple[float, float]  # left bound and width of a turn, in percent of a minute
 Lane = tuple[str, str, list[Place]]  # REF or HYP, speaker, turns
@@ -38,16 +40,20 @@ def write_timeline_page(
     audio: str,
     note: str,
     facts: Facts,
+    channel_audio: Mapping[int, str] | None = None,
 ) -> None:
-    """Write the page of a recording. audio: its data URI or link; note: its location."""
+    """Write the page of a recording.
+
+    audio: its data URI or link. note: its location. channel_audio: channel -> data URI, played by
+    the segments of this channel.
+    """
     # The template draws one lane for each speaker, below the text of the speaker's row.
-    rows: list[tuple[str, str]] = []
-    lanes: list[tuple[str, list[TimedSegment]]] = []
+    groups: dict[int, list[Row]] = {}
     speakers = diarization.to_dict()["speakers"]
     for name, row in speakers.items():
         segments = _segments_of(diarization, name)
-        rows.append((name, _facts_of(row)))
-        lanes.append((name, segments))
+        channel = diarization.channel_of.get(name, NO_CHANNEL)
+        groups.setdefault(channel, []).append((name, _facts_of(row), segments))
 
     marks: list[tuple[int, str]] = []
     for tick in ticks(diarization.seconds):
@@ -59,10 +65,10 @@ def write_timeline_page(
         title=f"Who spoke when: {diarization.recording}",
         facts=facts,
         seconds=diarization.seconds,
-        rows=rows,
-        segments=lanes,
+        groups=sorted(groups.items()),
         ticks=marks,
         audio=audio,
+        channel_audio=channel_audio or {},
         note=note,
     )
     write_text(path, page)

@@ -64,11 +64,14 @@ class EnergyVad:
 
     def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
         """Return a mask (T,) of the frames to keep; frames follow each other without overlap."""
-        level_T = self._levels_dbfs(wave_S)
+        level_T = self.levels_dbfs(wave_S)
         if not len(level_T):
             return np.zeros(0, dtype=np.bool_)
+        loud_T = level_T >= self.threshold_dbfs(level_T)
+        return self.keep_around(loud_T)
 
-        # The level at which a frame counts as speech.
+    def threshold_dbfs(self, level_T: np.ndarray) -> float:
+        """Return the level at which a frame counts as speech, given the levels of all frames."""
         percentiles = np.percentile(level_T, [NOISE, LOUDEST])
         noise, loudest = percentiles
         below_loudest = loudest - self.range_db
@@ -76,11 +79,13 @@ class EnergyVad:
         if self.above_noise > 0:
             above_noise = noise + self.above_noise * (loudest - noise)
             threshold = max(threshold, above_noise)
-        loud_T = level_T >= threshold
+        return threshold
 
-        # Keep a frame by the share of loud frames around it; there are fewer at the edges.
+    def keep_around(self, loud_T: np.ndarray) -> np.ndarray:
+        """Return the frames to keep by the share of loud frames around each, (T,)."""
+        # There are fewer frames around those at the edges.
         num_loud_T = self._count_around(loud_T)
-        every_frame_T = np.ones(len(level_T))
+        every_frame_T = np.ones(len(loud_T))
         num_around_T = self._count_around(every_frame_T)
         return num_loud_T >= self.min_share * num_around_T
 
@@ -93,7 +98,7 @@ class EnergyVad:
         stop = first + len(frame_T)
         return sum_T[first:stop]
 
-    def _levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
+    def levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the power of each frame around its own mean, so that an offset is not loud."""
         # Samples after the last frame, fewer than a frame, are left out.
         num_last = len(wave_S) % self.frame_samples

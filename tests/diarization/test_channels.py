@@ -1,6 +1,7 @@
 """Cross-talk is removed from the channels of a call; speech at the same time stays."""
 
 import numpy as np
+import pytest
 from voices import RATE, make_wave
 
 from speakerlab.diarization.channels import remove_cross_talk
@@ -88,3 +89,40 @@ def test_silent_channels_and_short_regions():
         sample_rate=RATE,
     )
     assert kept == [[(0.0, 0.1), (0.5, 1.0)], []]
+
+
+def test_a_line_may_be_quieter_than_its_cross_talk():
+    """The agent's line has 3 % of the level: the caller's channel has more of the agent's voice."""
+    caller_S = make_speaker(0, (0, 5))
+    agent_S = make_speaker(1, (4, 12))
+    left_S = caller_S + leak(agent_S, 0.1)
+    right_S = 0.03 * (agent_S + leak(caller_S, 0.1))
+    regions = [(0.0, 12.0)], [(0.0, 12.0)]
+    ((first,), (second,)) = own_regions(left_S, right_S, *regions)
+    np.testing.assert_allclose(first, (0, 5), atol=0.15)
+    np.testing.assert_allclose(second, (4, 12), atol=0.15)
+
+
+def test_two_speakers_of_a_channel_are_heard_at_two_levels_in_the_other_one():
+    near_S = make_speaker(0, (0, 4), (8, 12))
+    far_S = make_speaker(1, (4, 8))
+    left_S = near_S + far_S
+    right_S = leak(near_S, 0.2) + leak(far_S, 0.05)
+    first, second = own_regions(left_S, right_S, [(0.0, 12.0)], [(0.0, 12.0)])
+    assert first == [(0.0, 12.0)]
+    assert second == []
+
+
+@pytest.mark.parametrize("num_samples", [0, 10, 330, RATE])
+def test_waves_that_are_too_short_or_silent_keep_their_regions(num_samples):
+    silent_S = np.zeros(num_samples, dtype=np.int16)
+    for regions_of in ([[], []], [[(0.0, 0.5)], [(0.0, 2.0)]]):
+        kept = remove_cross_talk([silent_S] * 2, regions_of, sample_rate=RATE)
+        assert kept == regions_of
+
+
+def test_a_single_channel_keeps_its_regions():
+    wave_S = make_wave(0, 0, 1.0)
+    assert remove_cross_talk([wave_S], [[(0.2, 0.4)]], sample_rate=RATE) == [
+        [(0.2, 0.4)]
+    ]

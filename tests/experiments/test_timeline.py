@@ -10,7 +10,11 @@ from speakerlab.inference.diarize import Diarization, Match, Segment
 HOSTILE = """"><script>alert('x')</script><b onclick="y">&amp;"""
 
 
-def page_of(tmp_path, diarization: Diarization) -> str:
+def page_of(
+    tmp_path,
+    diarization: Diarization,
+    channel_audio: dict[int, str] | None = None,
+) -> str:
     path = tmp_path / "page.html"
     facts = {"Recording": {"file": HOSTILE}}
     write_timeline_page(
@@ -19,6 +23,7 @@ def page_of(tmp_path, diarization: Diarization) -> str:
         audio="a%20b.wav",
         note=HOSTILE,
         facts=facts,
+        channel_audio=channel_audio,
     )
     return path.read_text()
 
@@ -70,3 +75,34 @@ def test_times():
     assert list(ticks(25.0)) == [0, 5, 10, 15, 20, 25]
     # ten hours
     assert len(ticks(36000.0)) == 61
+
+
+def test_rows_are_grouped_by_channel(tmp_path):
+    names = {"channel1": 1, "Bob": 2, "channel1-speaker2": 1}
+    segments = [
+        Segment(float(start), start + 1.0, name, 1.0)
+        for start, name in enumerate(names)
+    ]
+    speakers = dict.fromkeys(names, np.ones(2))
+    diarization = Diarization("call", 10.0, segments, speakers, channel_of=names)
+    page = page_of(tmp_path, diarization, channel_audio={1: "one.wav", 2: "two.wav"})
+    shown = re.findall(r"Channel \d|<bdi>[^<]*|data-audio=\"\w+\"", page)
+    assert shown == [
+        "Channel 1",
+        "<bdi>channel1",
+        'data-audio="audio1"',
+        "<bdi>channel1-speaker2",
+        'data-audio="audio1"',
+        "Channel 2",
+        "<bdi>Bob",
+        'data-audio="audio2"',
+    ]
+    players = re.findall(r"<audio [^>]*id=\"(\w+)\"[^>]*src=\"([^\"]+)\"", page)
+    expected = [("audio", "a%20b.wav"), ("audio1", "one.wav"), ("audio2", "two.wav")]
+    assert players == expected
+
+    # A linked recording is played as a whole.
+    linked = page_of(tmp_path, diarization)
+    assert "Channel 2" in linked
+    assert "data-audio=" not in linked
+    assert linked.count("<audio") == 1
