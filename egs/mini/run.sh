@@ -8,7 +8,7 @@ recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv             # sv|ssl|distil|lid|diar: verification, without labels, from --teacher, language identification, diarization
+task=sv             # sv|ssl|distil|lid|diar|segmentation: verification, without labels, from --teacher, language identification, diarization, a network for it
 model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
@@ -16,6 +16,7 @@ init=               # MODEL: start from this experiment, model folder or hub:NAM
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
 teacher=            # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+embedder=           # MODEL: with --task segmentation, whose embeddings diarize (default: exp/MODEL_sSEED)
 corpus=             # DIR: where the corpus is made (default: corpus)
 noise=corpus        # DIR|none|corpus: noise for augmentation; corpus: synthesized with it
 rirs=corpus         # DIR|none|corpus: room impulse responses; corpus: synthesized with it
@@ -25,7 +26,8 @@ features=wave       # wave|fbank: what stage 2 packs; fbank trains faster, witho
 codec=pcm           # pcm|flac: of packed audio; flac takes two thirds of the disk
 hardware=auto       # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ $task == lid || $task == diar ]]; then exec bash "$recipe/run_$task.sh" "$@"; fi
+if [[ $task == @(lid|diar|segmentation) ]]; then exec bash "$recipe/run_$task.sh" "$@"; fi
+if [[ -n $embedder ]]; then die '--embedder: only with --task segmentation; leave it out'; fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
 config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin

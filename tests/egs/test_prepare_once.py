@@ -166,6 +166,8 @@ PREPARING = [
     "own",
     "voxconverse/diar",
     "ami/diar",
+    "alimeeting/diar",
+    "aishell4/diar",
 ]
 
 

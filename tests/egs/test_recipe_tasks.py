@@ -1,5 +1,7 @@
 """`--task`: tasks other than speaker verification with labels, and the scripts of their stages."""
 
+from pathlib import Path
+
 import pytest
 from refusals import refused
 from test_recipes import (
@@ -29,7 +31,8 @@ DIARIZATION = ["calibrate"] + ["diarize"] * 4 + ["der"] * 4
 RUN_SH_OF_MINI = str(ROOT / "egs/mini/run.sh")
 
 with_lid = pytest.mark.parametrize("recipe", LID)
-of_diarization_only = pytest.mark.parametrize("recipe", ["ami", "voxconverse"])
+MEETINGS = ["aishell4", "alimeeting", "ami", "voxconverse"]
+of_diarization_only = pytest.mark.parametrize("recipe", MEETINGS)
 
 
 def kinds_of(commands: list[list[str]]) -> list[str]:
@@ -211,6 +214,14 @@ def test_a_given_model_diarizes(recipe, tmp_path):
 
 
 @of_diarization_only
+def test_vbx_is_compared_where_its_speakers_are_given(recipe):
+    (calibration,) = select(dry_run(recipe, "--development", "/d/train"), "calibrate")
+    assert values_of("--development", calibration) == ["/d/train"]
+    (calibration,) = select(dry_run(recipe), "calibrate")
+    assert "--development" not in calibration
+
+
+@of_diarization_only
 def test_a_published_model_diarizes_by_default(recipe):
     commands = dry_run(recipe)
     (calibration,) = select(commands, "calibrate")
@@ -218,9 +229,123 @@ def test_a_published_model_diarizes_by_default(recipe):
 
 
 @of_diarization_only
-def test_the_only_task_of_a_recipe_may_be_named(recipe):
+def test_the_default_task_of_a_recipe_may_be_named(recipe):
     expected = dry_run(recipe)
     assert dry_run(recipe, "--task", "diar") == expected
+
+
+# Segmentation
+
+
+@of_diarization_only
+def test_a_network_is_trained_on_the_meetings_and_compared_with_none(recipe, tmp_path):
+    data = tmp_path / "data"
+    (data / "test").mkdir(parents=True)
+    (data / "test/wav.scp").write_text("a /x/a.wav\nb /x/b c.wav\n")
+    (data / "test/ref.uem").touch()
+    options = ("--data", data, "--exp", "/e", "--hardware", "cpu", "--seed", "3")
+    commands = dry_run(f"{recipe}/run_segmentation.sh", *options)
+    assert dry_run(recipe, "--task", "segmentation", *options) == commands
+    download, prepare, check, decode, train, *rest = commands
+
+    script = str(ROOT / "egs" / recipe / "diar/prepare.py")
+    assert download[:3] == ["python", script, "--download"]
+    assert prepare[:2] == ["python", script]
+    # VoxConverse has no training part: its development part is the training set.
+    learned_from = "dev" if recipe == "voxconverse" else "train"
+    for command in (download, prepare):
+        assert ("--train" in command) == (recipe != "voxconverse")
+    assert f"{data}/{learned_from}" in check
+    assert decode == [*check, "--decode"]
+    assert layers_of(train) == ["segmentation/pyannet", "hardware/cpu"]
+    assert values_of("--set", train) == [
+        f"data.dir={data}",
+        f"data.train=[{learned_from}]",
+        "seed=3",
+        "augment.room_prob=0",
+        "augment.noise_prob=0",
+    ]
+    assert "--init" not in train
+
+    # Nothing that was learned from is scored.
+    num_scored = 1 if recipe == "voxconverse" else 2
+    assert kinds_of(rest) == ["diarize"] * 2 * num_scored + ["der"] * 2 * num_scored
+    energy, trained = select(rest, "diarize")[-2:]
+    files = ["/x/a.wav", "/x/b c.wav"]
+    model = "hub:voxceleb_resnet34_LM"
+    for command in (energy, trained):
+        assert command[2:4] == files
+        assert values_of("--model", command) == [model]
+    assert values_of("--vad", energy) == ["energy"]
+    assert values_of("--segmentation", trained) == ["/e"]
+    scored = select(rest, "der")[-2:]
+    for command, diarized in zip(scored, (energy, trained)):
+        out = values_of("--out", diarized)
+        assert command[2:4] == [f"{data}/test/ref.rttm", *out]
+        assert values_of("--uem", command) == [f"{data}/test/ref.uem"]
+
+
+@pytest.mark.parametrize("recipe", [*MEETINGS, "mini"])
+def test_a_fine_tuned_network_is_also_compared_with_the_initial_one(recipe):
+    options = ("--task", "segmentation", "--init", "/n", "--embedder", "/m")
+    commands = dry_run(recipe, *options, "--exp", "/e", "--hardware", "cpu")
+    (train,) = select(commands, "train")
+    assert values_of("--init", train) == ["/n"]
+    assert layers_of(train)[0] == "segmentation/pyannet_finetune"
+    energy, trained, initial, *others = select(commands, "diarize")
+    assert len(others) == (0 if recipe == "voxconverse" else 3)
+    assert values_of("--segmentation", trained) == ["/e"]
+    assert values_of("--segmentation", initial) == ["/n"]
+    outs = []
+    for command in (energy, trained, initial, *others):
+        assert values_of("--model", command) == ["/m"]
+        outs += values_of("--out", command)
+    assert len({*outs}) == len(outs)
+    scored = [command[3] for command in select(commands, "der")]
+    assert scored == outs
+
+
+@pytest.mark.parametrize("recipe", [*MEETINGS, "mini"])
+def test_the_embeddings_of_segmentation_are_of_no_other_task(recipe):
+    done = run(recipe, "--dry-run", "--embedder", "/m")
+    assert done.returncode == 1
+    assert refused(done.stderr, "--embedder", "--task segmentation")
+
+
+def test_mini_trains_both_networks_on_the_recordings_of_verification(tmp_path):
+    data = tmp_path / "data"
+    options = ("--data", data, "--noise", "none", "--hardware", "cpu", "--exp", "/e")
+    model = ("--model", "eres2net", "--seed", "4")
+    commands = dry_run("mini/run_segmentation.sh", *options, *model)
+    download, prepare, converse, check, decode, embeddings, train, *rest = commands
+
+    verification = dry_run("mini", *options)
+    assert [download, prepare] == verification[:2]
+    script = str(ROOT / "egs/mini/diar/prepare.py")
+    assert converse == ["python", script, "--data", f"{data}_diar"]
+    folders = [f"{data}/train", f"{data}_diar/dev", f"{data}_diar/test", f"{data}/rirs"]
+    assert check[2:6] == folders
+    assert decode == [*check, "--decode"]
+
+    # The embeddings come from run.sh of verification, with the same data.
+    embedder = str(ROOT / "egs/mini/exp/eres2net_s4")
+    assert embeddings[:2] == ["bash", RUN_SH_OF_MINI]
+    (trained,) = select(dry_run("mini", *embeddings[2:]), "train")
+    assert values_of("--exp", trained) == [embedder]
+    assert values_of("--set", trained)[:2] == [f"data.dir={data}", "seed=4"]
+    assert layers_of(train)[1] == "egs/mini/diar/segmentation.yaml"
+    expected = [f"data.dir={data}", "seed=4", "augment.noise_prob=0"]
+    assert values_of("--set", train) == expected
+    for command in select(rest, "diarize"):
+        assert values_of("--model", command) == [embedder]
+
+
+@pytest.mark.parametrize("base", ["pyannet", "pyannet_finetune"])
+def test_the_yaml_of_mini_is_a_segmentation_of_batches_that_train_quickly(base):
+    layers = [Path(f"segmentation/{base}"), ROOT / "egs/mini/diar/segmentation.yaml"]
+    config = load_config(layers)
+    assert config.task == "segmentation"
+    assert config.training.global_batch == 16
 
 
 # Verification without labels

@@ -2,7 +2,8 @@
 
 --corpus DIR holds the audio, `<meeting>.<microphone>.wav` anywhere, and the unpacked setup;
 --download gets both. --data DIR gets `dev/` (18 meetings) and `test/` (16) of the Full-corpus-ASR
-partition, with `ref.rttm` and `ref.uem`. --microphone: Mix-Headset, or Array1-01 (far field, SDM).
+partition, with `ref.rttm` and `ref.uem`, and --train also `train/`. --microphone: Mix-Headset, or
+Array1-01 (far field, SDM).
 
 Sources: github.com/BUTSpeechFIT/AMI-diarization-setup at COMMIT (lists, only_words/rttms, uems);
 addresses of the audio: pyannote/download_ami.sh of github.com/pyannote/AMI-diarization-setup at
@@ -26,8 +27,13 @@ COMMIT = "2509d8933721023fab4def2618aabd5c28eb82e9"
 SETUP = f"https://github.com/BUTSpeechFIT/AMI-diarization-setup/archive/{COMMIT}.zip"
 FOLDER = f"AMI-diarization-setup-{COMMIT}"
 AUDIO = "https://groups.inf.ed.ac.uk/ami/AMICorpusMirror/amicorpus"
-SPLITS = ("dev", "test")
+SPLITS = ("dev", "test", "train")
 MICROPHONES = ("Mix-Headset", "Array1-01")
+
+
+def splits(*, train: bool) -> list[str]:
+    """Return the splits to prepare."""
+    return [split for split in SPLITS if train or split != "train"]
 
 
 def meetings_of(corpus: Path, split: str) -> list[str]:
@@ -40,7 +46,7 @@ def meetings_of(corpus: Path, split: str) -> list[str]:
     return read_text(path).split()
 
 
-def download_corpus(corpus: Path, microphone: str) -> None:
+def download_corpus(corpus: Path, microphone: str, *, train: bool) -> None:
     """Download the setup and the audio that are missing."""
     if not (corpus / FOLDER).is_dir():
         archive = corpus / "AMI-diarization-setup.zip"
@@ -48,7 +54,7 @@ def download_corpus(corpus: Path, microphone: str) -> None:
         unpack([archive], corpus)
     paths = [
         f"{name}/audio/{name}.{microphone}.wav"
-        for split in SPLITS
+        for split in splits(train=train)
         for name in meetings_of(corpus, split)
     ]
     download_all(
@@ -56,9 +62,9 @@ def download_corpus(corpus: Path, microphone: str) -> None:
     )
 
 
-def prepare(corpus: Path, data: Path, microphone: str) -> None:
+def prepare(corpus: Path, data: Path, microphone: str, *, train: bool) -> None:
     """Write the data directories."""
-    for split in SPLITS:
+    for split in splits(train=train):
         names = meetings_of(corpus, split)
         setup = corpus / FOLDER
         write_turns(
@@ -82,11 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = Path(__file__).resolve().parents[1] / "corpus"
     parser = make_parser("Prepare AMI for diarization.", corpus=corpus)
     parser.add_argument("--microphone", choices=MICROPHONES, default=MICROPHONES[0])
+    parser.add_argument("--train", action="store_true", help="also the training part")
     args = parser.parse_args(argv)
     return run(
         args,
-        download=lambda: download_corpus(args.corpus, args.microphone),
-        prepare=lambda: prepare(args.corpus, args.data, args.microphone),
+        download=lambda: download_corpus(
+            args.corpus, args.microphone, train=args.train
+        ),
+        prepare=lambda: prepare(
+            args.corpus, args.data, args.microphone, train=args.train
+        ),
     )
 
 

@@ -31,12 +31,15 @@ def convert_all(
     *,
     num_jobs: int,
     sample_rate: int = SAMPLE_RATE,
+    channel: int | None = None,
 ) -> tuple[dict[str, Path], dict[Path, str]]:
     """Return (utterance -> file to train from, files that cannot be converted -> why).
 
-    A file is converted again only if its source or the rate has changed since.
+    A file is converted again only if its source or the rate has changed since. channel: the only
+    one that is converted, from 1, in a folder of its own; None: the first one of files that are not
+    used as they are.
     """
-    convert = partial(_convert, sample_rate=sample_rate)
+    convert = partial(_convert, sample_rate=sample_rate, channel=channel)
     pairs = [(path, folder / f"{shorten(name)}.flac") for name, path in wavs.items()]
     made: dict[str, Path] = {}
     left_out: dict[Path, str] = {}
@@ -87,18 +90,25 @@ def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
         )
 
 
-def _convert(pair: tuple[Path, Path], *, sample_rate: int) -> Path | str:
+def _convert(
+    pair: tuple[Path, Path], *, sample_rate: int, channel: int | None
+) -> Path | str:
     """Return the file to use, converted from the first to the second, or a one-line error."""
     path, target = pair
     try:
-        if _is_usable(path, sample_rate):
+        if channel is None and _is_usable(path, sample_rate):
             return path
         times = path.stat()
         is_made = target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns
         if is_made and _is_usable(target, sample_rate):
             return target
         # Rooms and noise have levels that speech has not.
-        wave_S = read_wave(path, sample_rate=sample_rate, check_levels=False)
+        wave_S = read_wave(
+            path,
+            sample_rate=sample_rate,
+            channels=channel,
+            check_levels=False,
+        )
     except (ValueError, OSError) as error:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:

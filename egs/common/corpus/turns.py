@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from egs.common.corpus.convert_audio import convert_all
 from egs.common.corpus.prepare import walk, write_set
 from speakerlab.core.faults import Faults
+from speakerlab.data.audio import read_info
 from speakerlab.diarization.regions import Region, Turn, write_rttm, write_uem
 
 
@@ -26,6 +28,32 @@ def find_recordings(
             faults.add("missing recordings", text)
     faults.raise_if_any(f"{folder}: incomplete corpus")
     return {name: paths[name + ending] for name in names}
+
+
+def take_channel(
+    wavs: Mapping[str, Path], folder: Path, *, channel: int, num_jobs: int
+) -> dict[str, Path]:
+    """Return recording -> file of one channel of it, from 1, in a folder of that channel.
+
+    A microphone array records all channels in one file, of which every command would decode all.
+    Raises ValueError with a line for each recording that cannot be read or has no such channel.
+    """
+    made, left_out = convert_all(
+        wavs,
+        folder / f"channel{channel}",
+        num_jobs=num_jobs,
+        channel=channel,
+    )
+    faults = Faults()
+    for text in left_out.values():
+        faults.add("unusable recordings", text)
+    faults.raise_if_any(f"{folder}: channel {channel} cannot be taken")
+    return made
+
+
+def whole_recordings(wavs: Mapping[str, Path]) -> dict[str, list[Region]]:
+    """Return the regions to score of recordings without a UEM: all of each."""
+    return {name: [(0.0, read_info(path).seconds)] for name, path in wavs.items()}
 
 
 def write_turns(

@@ -17,8 +17,7 @@ from egs.common.corpus.archives import unpack
 from egs.common.corpus.fetch import download_all
 from egs.common.corpus.official import compare
 from egs.common.corpus.prepare import make_parser, run, walk
-from egs.common.corpus.turns import find_recordings, write_turns
-from speakerlab.data.audio import read_info
+from egs.common.corpus.turns import find_recordings, whole_recordings, write_turns
 from speakerlab.diarization.regions import Turn, read_rttm
 
 COMMIT = "24bf60be297701cd7e4ef18550c6d390c1b87365"
@@ -64,10 +63,7 @@ def prepare(corpus: Path, data: Path) -> None:
         wavs = find_recordings(corpus, turns)
         counted = len(turns), sum(map(len, turns.values()))
         print(compare(f"voxconverse {part}", counted, published, UNITS, "version 0.3"))
-        regions = {
-            name: [(0.0, read_info(path).seconds)] for name, path in wavs.items()
-        }
-        write_turns(data / part, wavs=wavs, turns=turns, regions=regions)
+        write_turns(data / part, wavs=wavs, turns=turns, regions=whole_recordings(wavs))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
