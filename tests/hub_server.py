@@ -3,15 +3,14 @@
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from loopback import LoopbackHandler, LoopbackServer, running
 
 TOKEN = "hf_of_the_test"
 Files = dict[str, bytes]
@@ -39,47 +38,32 @@ class Repository:
         return sha if sha in self.commits else None
 
 
-class HubServer(ThreadingHTTPServer):
+class HubServer(LoopbackServer):
     """Repositories by name.
 
     fault: what to do with requests for files: "401", "403", "404", "500", "gated", "cut" (the
     connection ends early), "flip" (a wrong bit) or "". requests: "GET /path" of each.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.repositories: dict[str, Repository] = {}
         self.objects: Files = {}  # uploaded large files, by their sha256
         self.fault = ""
         self.requests: list[str] = []
-        self.lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def add(self, name: str, folder: Path, **more: bytes) -> str:
+    def add(self, name: str, folder: Path, **other_files: bytes) -> str:
         """Make a repository of the files of a folder; return its commit."""
-        files = dict(more)
+        files = dict(other_files)
         for path in folder.iterdir():
             if path.is_file():
                 files[path.name] = path.read_bytes()
         repository = self.repositories.setdefault(name, Repository())
         return repository.commit("main", files)
 
-    def handle_error(self, *_arguments: object) -> None:
-        """Say nothing of clients that have gone."""
 
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(LoopbackHandler):
     server: HubServer
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         path = self.note()
@@ -88,10 +72,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         name, _, rest = path.strip("/").partition("/resolve/")
         revision, _, file = rest.partition("/")
-        found = self.look_up(name, unquote(revision))
-        if found is None:
+        commit = self.look_up(name, unquote(revision))
+        if commit is None:
             return
-        sha, files = found
+        sha, files = commit
         if file not in files:
             self.refuse(404, "EntryNotFound")
             return
@@ -133,10 +117,10 @@ class Handler(BaseHTTPRequestHandler):
         """Answer about a revision, or the list of its files."""
         owner, name, *rest = path.split("/", 3)
         kind, _, revision = "/".join(rest).partition("/")
-        found = self.look_up(f"{owner}/{name}", unquote(revision) or "main")
-        if found is None:
+        commit = self.look_up(f"{owner}/{name}", unquote(revision) or "main")
+        if commit is None:
             return
-        sha, files = found
+        sha, files = commit
         if kind == "tree":
             self.send_json([describe(file, content) for file, content in files.items()])
             return
@@ -246,29 +230,6 @@ class Handler(BaseHTTPRequestHandler):
         content = json.dumps(values).encode()
         self.send(status, content, {"Content-Type": "application/json"})
 
-    def send(
-        self,
-        status: int,
-        content: bytes,
-        headers: Mapping[str, str] | None = None,
-        *,
-        is_cut: bool = False,
-    ) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if is_cut:
-            content = content[: len(content) // 2]
-            self.close_connection = True
-        self.wfile.write(content)
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
 
 def describe(file: str, content: bytes) -> dict[str, Any]:
     """Return what the list of a repository says about a file."""
@@ -289,11 +250,8 @@ def describe(file: str, content: bytes) -> dict[str, Any]:
 @contextmanager
 def served() -> Iterator[HubServer]:
     """Serve an empty hub until the end of the block."""
-    with HubServer() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with running(HubServer()) as server:
         yield server
-        server.shutdown()
 
 
 def use_hub(

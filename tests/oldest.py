@@ -24,7 +24,8 @@ from voices import write_voices
 CORE = """contracts/test_configs.py core config data frontend losses models scoring training
 checkpoints inference experiments bin/test_train.py"""
 ONNX = """models/test_onnx.py inference/test_export.py inference/test_onnx_model.py
-inference/test_quantize.py inference/test_segmentation.py"""
+inference/test_quantize.py inference/test_segmentation.py inference/test_sherpa.py
+inference/test_wespeaker.py"""
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "kaldiio")
 
 
@@ -104,7 +105,7 @@ def main() -> None:
         write_voices(folder / "data/train", speakers=range(6))
         oldest = Oldest(args.venv, folder)
         oldest.make(args.python)
-        oldest.install("report", "aac")
+        oldest.install("report", "aac", "remote", "hub")
         oldest.use("--help")
         oldest.use("--version")
         oldest.use("plan --model campplus --gpu-mem 11")
@@ -113,7 +114,7 @@ def main() -> None:
         )
         oldest.use("embed data/wav/spk0-0.wav --model exp --out embeddings")
         oldest.test(CORE.split(), without=ONNX.split())
-        oldest.install("report", "aac", "onnx")
+        oldest.install("report", "aac", "remote", "hub", "onnx")
         oldest.use("export exp --out model.onnx")
         oldest.use("embed data/wav/spk0-0.wav --model model.onnx --out onnx")
         oldest.test(ONNX.split())

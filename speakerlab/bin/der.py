@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add_argument(
         "--json",
         metavar="FILE",
-        type=Path,
+        type=_results_file,
         nargs="?",
         const=PRINTED,
         help="file to write the results to; without FILE, print a JSON object per pair,"
@@ -160,6 +160,27 @@ def parse(arguments: Sequence[str]) -> Namespace:
             "der: --report and --json FILE are of a single pair; print all with --json"
         )
     return args
+
+
+def _results_file(text: str) -> Path:
+    """Read FILE of --json.
+
+    It may be REF or HYP instead, behind a --json that was meant to print: results would replace it.
+    """
+    path = Path(text)
+    is_turns = path.suffix.lower() == ".rttm"
+    if path.is_file():
+        with path.open("rb") as file:
+            first_bytes = file.read(100).lstrip()
+        # Results of an earlier call are an object; an empty file has nothing to lose.
+        is_results = first_bytes.startswith(b"{")
+        is_turns = is_turns or (first_bytes != b"" and not is_results)
+    if is_turns or path.is_dir():
+        raise ArgumentTypeError(
+            f"{text} is no file of results, and is not replaced; to print them, write"
+            " --json after REF and HYP"
+        )
+    return path
 
 
 def warn_of_turns(

@@ -6,7 +6,7 @@ In: an error of pydantic, the values it is about, and which layer set each. Out:
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -135,13 +135,20 @@ def _paths(
         path = (*start, name)
         yield path
         kind = field.annotation
-        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+        if _is_section(kind):
             yield from _paths(kind, path)
         # A list whose items may be sections.
         for item in get_args(kind):
             for branch in get_args(item):
-                if inspect.isclass(branch) and issubclass(branch, BaseModel):
+                if _is_section(branch):
                     yield from _paths(branch, (*path, ITEM))
+
+
+def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    """Return whether the type of a value is a section of keys."""
+    # Python 3.10 takes dict[str, Any] for a class, too.
+    is_generic = get_origin(kind) is not None
+    return inspect.isclass(kind) and not is_generic and issubclass(kind, BaseModel)
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 # Module of the kernels of Jupyter, VS Code and Colab, whose output is not a terminal.
@@ -22,7 +23,11 @@ def progress_bar(
     unit: what is counted, in the plural. text: stands before the bar. shown: False for no bar.
     """
     # The first import takes a tenth of a second, and most commands show no bar.
-    from tqdm.auto import tqdm
+    # A notebook without widgets gets a bar of text. tqdm.auto would choose it too, but warn.
+    if find_spec("ipywidgets") is None:
+        from tqdm import tqdm
+    else:
+        from tqdm.auto import tqdm
 
     # Only one process draws bars. tqdm's own lock is of several, and commands end without cleaning
     # up: where processes are not forked, Python then warns of a leaked semaphore.

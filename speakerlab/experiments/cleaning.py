@@ -82,13 +82,17 @@ def find_copies(manifest: Manifest, *, num_threads: int) -> list[list[int]]:
     Raises ValueError or FileNotFoundError, one line, where audio is missing or damaged.
     """
     # Only utterances of the same length can have the same samples.
-    _, number_N, count = np.unique(
-        manifest.num_samples_N, return_inverse=True, return_counts=True
+    _, length_N, count_L = np.unique(
+        manifest.num_samples_N,
+        return_inverse=True,
+        return_counts=True,
     )
-    rows = np.flatnonzero(count[number_N] > 1).tolist()
+    num_as_long_N = count_L[length_N]
+    rows = np.flatnonzero(num_as_long_N > 1).tolist()
 
     def digest_of(row: int) -> bytes:
-        wave_S = manifest.read(row, 0, int(manifest.num_samples_N[row]))
+        num_samples = int(manifest.num_samples_N[row])
+        wave_S = manifest.read(row, 0, num_samples)
         return hashlib.blake2b(wave_S.tobytes(), digest_size=16).digest()
 
     rows_of: dict[bytes, list[int]] = {}
@@ -123,7 +127,8 @@ def look_through(
     copy_of = _copies_of_first(copies, speakers)
     # Sorted by id, which in most corpora begins with the session: the halves of a speaker are then
     # of different sessions.
-    rows = sorted(set(range(len(ids))) - copy_of.keys(), key=lambda row: ids[row])
+    rows = [row for row in range(len(ids)) if row not in copy_of]
+    rows.sort(key=lambda row: ids[row])
     judged_ids = [ids[row] for row in rows]
     judged_speakers = [speakers[row] for row in rows]
     names_S, speaker_N = np.unique(judged_speakers, return_inverse=True)
@@ -141,17 +146,7 @@ def look_through(
     _keep_best_labels(copies, copy_of, score_of)
     new_names = _join(judgement.pairs, names) if joins_speakers else {}
 
-    findings: list[Finding] = []
-    for row, kept in copy_of.items():
-        finding = Finding(
-            id=ids[row],
-            kind=DUPLICATE,
-            speaker=speakers[row],
-            action="drop",
-            suggested=speakers[kept],
-            match=ids[kept],
-        )
-        findings.append(finding)
+    findings = _duplicates(copy_of, ids, speakers)
     dropped = {finding.id for finding in findings}
     for finding in _other_speakers(judgement, judged_ids, names, speaker_N):
         # A copy whose label is wrong was dropped above.
@@ -160,7 +155,8 @@ def look_through(
     dropped.update(finding.id for finding in findings)
 
     findings += _same_persons(judgement, names, new_names)
-    for index in np.flatnonzero(np.isnan(judgement.own_N)).tolist():
+    not_judged = np.flatnonzero(np.isnan(judgement.own_N))
+    for index in not_judged.tolist():
         utterance = judged_ids[index]
         speaker = judged_speakers[index]
         if utterance not in dropped:
@@ -187,6 +183,24 @@ def _copies_of_first(
             if first != row:
                 copy_of[row] = first
     return copy_of
+
+
+def _duplicates(
+    copy_of: Mapping[int, int], ids: Sequence[str], speakers: Sequence[str]
+) -> list[Finding]:
+    """Return a finding for each copy that is dropped."""
+    findings: list[Finding] = []
+    for row, remaining_row in copy_of.items():
+        finding = Finding(
+            id=ids[row],
+            kind=DUPLICATE,
+            speaker=speakers[row],
+            action="drop",
+            suggested=speakers[remaining_row],
+            match=ids[remaining_row],
+        )
+        findings.append(finding)
+    return findings
 
 
 def _keep_best_labels(
@@ -293,13 +307,8 @@ def write_cleaned(
         segments = {utterance: all_segments[utterance] for utterance in speakers}
         recordings = {segment[0] for segment in segments.values()}
 
-    utterances_of: dict[str, list[str]] = {}
-    for utterance in sorted(speakers):
-        utterances_of.setdefault(speakers[utterance], []).append(utterance)
     columns = _conditions(folder, speakers, cleaning.names)
-    columns["spk2utt"] = {
-        speaker: " ".join(utterances) for speaker, utterances in utterances_of.items()
-    }
+    columns["spk2utt"] = _utterances_of(speakers)
     # The durations mark the directory as checked: it has the same audio.
     columns["utt2dur"] = {utterance: seconds[utterance] for utterance in speakers}
 
@@ -318,6 +327,18 @@ def write_cleaned(
         keep_rate(folder, fresh)
         write_text(fresh / FINDINGS, "\n".join(lines) + "\n")
         done.record(fresh / RECORD, inputs, outputs=["wav.scp", "utt2spk", FINDINGS])
+
+
+def _utterances_of(speakers: Mapping[str, str]) -> dict[str, str]:
+    """Return the lines of spk2utt: speaker -> utterances. speakers: of each utterance."""
+    lines: dict[str, str] = {}
+    for utterance in sorted(speakers):
+        speaker = speakers[utterance]
+        if speaker in lines:
+            lines[speaker] += f" {utterance}"
+        else:
+            lines[speaker] = utterance
+    return lines
 
 
 def _conditions(

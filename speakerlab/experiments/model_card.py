@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speakerlab.checkpoints.model_files import (
+    EMBEDDER,
     find_model,
     read_calibration,
     read_card,
     read_settings,
+    weights_in,
 )
 from speakerlab.data.tables import ABOUT, read_about
 from speakerlab.experiments.results import (
@@ -27,8 +29,14 @@ if TYPE_CHECKING:  # it imports torch, which would slow down `speakerlab score -
 
 UNKNOWN = "not stated"
 Rows = list[tuple[str, list[str]]]  # name and lines
-# Most models are neither imported nor fine-tuned: these rows are left out if empty.
-OPTIONAL = ("origin", "fine-tuned from", "taught by", "training")
+# Most models are neither imported nor fine-tuned, and a segmentation network decides without a
+# calibration: these rows are left out if empty.
+OPTIONAL = ("origin", "fine-tuned from", "taught by", "training", "calibration")
+# Metric of the validation in card.json -> what it is called.
+VALIDATED = {
+    "eer": "EER of the validation speakers",
+    "der": "local DER of held-out conversations",
+}
 
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
@@ -46,12 +54,22 @@ def describe(path: Path, *, width: int | None = None) -> Rows:
     """Return the rows of a model's card; width: of the tables of results, None for any.
 
     The results are this model's rows of the experiment's results.json, selected by its sha256. For
-    a fine-tuned model, the training data are the data of the fine-tuning.
+    a fine-tuned model, the training data are the data of the fine-tuning. Those of a segmentation
+    network are of its validation.
     """
-    # A model folder is in its experiment, beside the results.
-    results_path = find_model(path).parent / "results.json"
-    card = read_card(path)
-    settings = read_settings(path)
+    weights = weights_in(path)
+    folder = find_model(path, weights)
+    card = read_card(path, weights)
+    settings = read_settings(path, weights)
+    if weights == EMBEDDER:
+        purpose = f"{card['embed_dim']} dimensions"
+        calibration = _calibration(folder)
+        # A model folder is in its experiment, beside the results.
+        results = _results(folder.parent / "results.json", card["sha256"], width)
+    else:
+        purpose = "segmentation"
+        calibration = None
+        results = [validation_note(card)]
     source = card.get("source") or {}
     initial = card.get("init_source") or {}
 
@@ -63,7 +81,7 @@ def describe(path: Path, *, width: int | None = None) -> Rows:
         if not isinstance(value, dict) or key == "lora":
             front_end.append(f"{key} {value}")
     stated: dict[str, list[Any]] = {
-        "model": [f"{architecture}, {num_parameters}, {card['embed_dim']} dimensions"],
+        "model": [f"{architecture}, {num_parameters}, {purpose}"],
         "origin": [source.get("page")],
         "fine-tuned from": [_initial(initial) or card.get("init_sha256")],
         "taught by": _teachers(card),
@@ -76,8 +94,8 @@ def describe(path: Path, *, width: int | None = None) -> Rows:
         "front end": [", ".join(front_end)],
         "sha256": [card["sha256"]],
         "commit": [card.get("commit")],
-        "calibration": [_calibration(path)],
-        "results": _results(results_path, card["sha256"], width),
+        "calibration": [calibration],
+        "results": results,
     }
     rows: Rows = []
     for name, values in stated.items():
@@ -121,16 +139,31 @@ def _teachers(card: Mapping[str, Any]) -> list[str]:
 
 
 def training_note(card: Mapping[str, Any]) -> str | None:
-    """Return a warning if training did not lower the validation EER."""
-    before = card.get("valid_eer_initial")
-    after = card.get("valid_eer_trained")
-    # Without validation, both rates are missing.
-    if before is None or after is None or after < before:
+    """Return a warning if training did not lower the error rate of the validation."""
+    for metric, name in VALIDATED.items():
+        before = card.get(f"valid_{metric}_initial")
+        after = card.get(f"valid_{metric}_trained")
+        # Without validation, both rates are missing.
+        if before is None or after is None or after < before:
+            continue
+        remark = "; the initial model was kept" if card["kept_initial"] else ""
+        return (
+            f"Training did not help: before it, {name}"
+            f" {percent(before)} %, after it {percent(after)} %{remark}."
+        )
+    return None
+
+
+def validation_note(card: Mapping[str, Any]) -> str | None:
+    """Return the local DER of a segmentation network; None if it had no validation."""
+    before = card.get("valid_der_initial")
+    after = card.get("valid_der_trained")
+    if before is None or after is None:
         return None
-    remark = "; the initial model was kept" if card["kept_initial"] else ""
+    published = before if card["kept_initial"] else after
     return (
-        "Training did not help: before it, EER of the validation speakers"
-        f" {percent(before)} %, after it {percent(after)} %{remark}."
+        f"{VALIDATED['der']} {percent(published)} %, before the training"
+        f" {percent(before)} %"
     )
 
 
@@ -154,9 +187,9 @@ def _training_data(card: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _calibration(path: Path) -> str:
+def _calibration(folder: Path) -> str:
     """Return the threshold of decisions and what it was learned from."""
-    calibration = read_calibration(find_model(path))
+    calibration = read_calibration(folder)
     if calibration is None:
         return "none; `speakerlab calibrate` learns one"
     num_trials = calibration.num_target + calibration.num_nontarget

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speakerlab.checkpoints.model_files import read_card, read_settings
+from speakerlab.checkpoints.model_files import read_card, read_settings, weights_in
 from speakerlab.config.layers import to_yaml
-from speakerlab.experiments.model_card import UNKNOWN, describe
+from speakerlab.core import huggingface
+from speakerlab.experiments.model_card import UNKNOWN, describe, validation_note
 from speakerlab.experiments.results import Row, columns_of, percent
 
 README = "README.md"
@@ -46,6 +47,17 @@ LICENCES = {
 }
 UNKNOWN_LICENCE = "unknown"
 NON_COMMERCIAL = re.compile(r"\bnc\b|non-?commercial", re.IGNORECASE)
+# Task of the settings -> what huggingface.co calls it; others embed.
+PIPELINES = {
+    "identification": "audio-classification",
+    "segmentation": "voice-activity-detection",
+}
+EMBEDDING_TAGS = ("speaker-recognition", "speaker-verification", "speaker-embedding")
+SEGMENTATION_TAGS = (
+    "speaker-diarization",
+    "speaker-segmentation",
+    "overlapped-speech-detection",
+)
 # Rows of `describe` that have sections of their own on the page.
 SHOWN_ELSEWHERE = ("licence", "data licence", "results", "taught by", "fine-tuned from")
 
@@ -148,8 +160,9 @@ def slug(text: str) -> str:
 
 def page_of(folder: Path, rows: Sequence[Row], terms: Terms, *, name: str) -> str:
     """Return README.md for a folder of a model; rows: its results. name: how others load it."""
-    card = read_card(folder)
-    settings = read_settings(folder)
+    weights = weights_in(folder)
+    card = read_card(folder, weights)
+    settings = read_settings(folder, weights)
     parts = [
         f"---\n{to_yaml(metadata_of(card, settings, rows, terms))}---",
         f"# {title_of(card, settings)}",
@@ -157,8 +170,9 @@ def page_of(folder: Path, rows: Sequence[Row], terms: Terms, *, name: str) -> st
         f"## Use\n\n{usage(settings, name)}",
         f"## Licence\n\n{licence_text(terms)}",
     ]
-    if rows:
-        parts.append(f"## Results\n\n{results_text(rows)}")
+    results = results_text(rows) if rows else validation_text(card)
+    if results:
+        parts.append(f"## Results\n\n{results}")
     facts: list[Sequence[str]] = []
     for label, lines in describe(folder):
         if label not in SHOWN_ELSEWHERE:
@@ -174,22 +188,17 @@ def metadata_of(
     terms: Terms,
 ) -> dict[str, Any]:
     """Return the block of YAML at the start of the page."""
-    is_identification = settings.get("task") == "identification"
+    task = settings.get("task", "")
+    pipeline = PIPELINES.get(task, "feature-extraction")
+    tags = SEGMENTATION_TAGS if task == "segmentation" else EMBEDDING_TAGS
     metadata: dict[str, Any] = {"license": terms.licence}
     if terms.licence not in LICENCES:
         metadata = {"license": "other", "license_name": slug(terms.licence)}
-    pipeline = "audio-classification" if is_identification else "feature-extraction"
     architecture = settings["model"]["name"]
     metadata |= {
         "library_name": "speakerlab",
         "pipeline_tag": pipeline,
-        "tags": [
-            "speakerlab",
-            "speaker-recognition",
-            "speaker-verification",
-            "speaker-embedding",
-            slug(architecture),
-        ],
+        "tags": ["speakerlab", *tags, slug(architecture)],
     }
     corpora = [name for name in card.get("train_corpus") or () if name != UNKNOWN]
     if corpora:
@@ -228,6 +237,8 @@ def result_of(row: Row) -> dict[str, Any]:
 def title_of(card: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     millions = card["parameters"] / 1e6
     architecture = settings["model"]["name"]
+    if settings.get("task") == "segmentation":
+        return f"{architecture}, {millions:.1f} M parameters, segmentation"
     return (
         f"{architecture}, {millions:.1f} M parameters, {card['embed_dim']} dimensions"
     )
@@ -236,6 +247,12 @@ def title_of(card: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 def introduction(settings: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     """Return what the model does, in a paragraph."""
     sample_rate = settings["frontend"]["sample_rate"]
+    if settings.get("task") == "segmentation":
+        return (
+            f"A segmentation network of speakerlab. In: speech at {sample_rate:,} Hz, in"
+            " windows of 10 s. Out: which of up to three speakers of the window speak in"
+            " each frame. Diarization finds overlapping speech with it."
+        )
     text = (
         f"A speaker-embedding model of speakerlab. In: speech at {sample_rate:,} Hz. Out: a"
         f" vector of {card['embed_dim']} values; the cosine of two of them tells whether"
@@ -252,7 +269,9 @@ def introduction(settings: Mapping[str, Any], card: Mapping[str, Any]) -> str:
 
 
 def usage(settings: Mapping[str, Any], name: str) -> str:
-    """Return how to use the model."""
+    """Return how to use the model; name: of a folder, or `hf:owner/name`."""
+    if settings.get("task") == "segmentation":
+        return segmentation_usage(name)
     lines = [
         "import speakerlab",
         "",
@@ -266,6 +285,35 @@ def usage(settings: Mapping[str, Any], name: str) -> str:
     return (
         f"```python\n{code}\n```\n\nor `speakerlab verify a.wav b.wav --model {name}`."
         " Features, sample rate and calibration are part of the model."
+    )
+
+
+def segmentation_usage(name: str) -> str:
+    """Return how to diarize with a segmentation network."""
+    folder = name
+    lines: list[str] = []
+    if name.startswith(huggingface.PREFIX):
+        folder = "segmentation"
+        lines.append(f"speakerlab import {name} --out {folder}")
+    lines.append(
+        "speakerlab diarize meeting.wav --model hub:campplus-zh-en"
+        f" --segmentation {folder} --out turns"
+    )
+    code = "\n".join(lines)
+    return (
+        f"```sh\n{code}\n```\n\n`--model` is any model of speaker embeddings. In Python:"
+        f' `speakerlab.load(MODEL).diarize("meeting.wav", overlap="{folder}")`.'
+    )
+
+
+def validation_text(card: Mapping[str, Any]) -> str | None:
+    """Return what the validation of a segmentation network measured; None for other models."""
+    note = validation_note(card)
+    if note is None:
+        return None
+    return (
+        f"In its training: {note}. The local DER has missed speech, false alarms and"
+        " confusions within single windows; it is no DER of whole recordings."
     )
 
 

@@ -209,7 +209,7 @@ def _differing_values(runs: Sequence[Run]) -> dict[str, list[Any]]:
         for run in runs:
             value = run.settings.get(key)
             # Elsewhere null, here a section, such as `vad`.
-            if any(other.startswith(f"{key}.") for other in run.settings):
+            if any(setting.startswith(f"{key}.") for setting in run.settings):
                 value = "set"
             values.append(value)
         # Runs without the setting are of another model, or of another version of the program.
@@ -263,27 +263,29 @@ def _compare_on_list(
     reference: Run,
     lists: Iterable[Path],
 ) -> list[Difference]:
-    others = [run for run in runs if run is not reference]
+    compared_runs = [run for run in runs if run is not reference]
     try:
-        exp_dirs = [run.exp_dir for run in (reference, *others)]
+        exp_dirs = [run.exp_dir for run in (reference, *compared_runs)]
         listed = find_list(name, exp_dirs, lists)
         reference_replicates = _replicates(reference, name, listed)
     except (ValueError, OSError) as error:
         reason = str(error)
-        return [Difference(name, run, not_tested=reason) for run in others]
+        return [Difference(name, run, not_tested=reason) for run in compared_runs]
 
     differences: list[Difference] = []
-    for run in others:
+    for run in compared_runs:
         try:
             replicates = _replicates(run, name, listed)
         except (ValueError, OSError) as error:
             difference = Difference(name, run, not_tested=str(error))
         else:
             ci95, p_value = replicates.paired(reference_replicates, "eer")
+            eer = run.rows[name]["eer"]
+            reference_eer = reference.rows[name]["eer"]
             difference = Difference(
                 name,
                 run,
-                run.rows[name]["eer"] - reference.rows[name]["eer"],
+                eer - reference_eer,
                 replicates.num_speakers,
                 ci95,
                 p_value,
@@ -314,15 +316,19 @@ def least_p(replicates: Replicates) -> float | None:
 
 def _correct(differences: Sequence[Difference]) -> list[Difference]:
     """Fill in the corrected p-values of the comparisons of one list."""
-    tested = [d for d in differences if d.p_value is not None]
-    corrected_C = holm([d.p_value for d in tested if d.p_value is not None])
-    corrected_of = {id(d): p for d, p in zip(tested, corrected_C)}
+    p_values: list[float] = []
+    for difference in differences:
+        if difference.p_value is not None:
+            p_values.append(difference.p_value)
+    corrected_p_values = iter(holm(p_values))
     corrected: list[Difference] = []
     for difference in differences:
         least_p = difference.least_p
         if least_p is not None:
-            least_p = min(1.0, least_p * len(tested))
-        p_value = corrected_of.get(id(difference))
+            least_p = min(1.0, least_p * len(p_values))
+        p_value = None
+        if difference.p_value is not None:
+            p_value = next(corrected_p_values)
         corrected.append(replace(difference, corrected_p=p_value, least_p=least_p))
     return corrected
 

@@ -155,15 +155,16 @@ def compare(
     their_features = Fbank(**their_settings()).eval()
     names = [str(path) for path in test]
     waves = [read_wave(name, sample_rate=runtime.sample_rate) for name in names]
-    theirs: list[np.ndarray] = []
+    embs: list[np.ndarray] = []
     for wave_S in waves:
-        wave_1S = torch.from_numpy(np.ascontiguousarray(wave_S, dtype=np.float32))[None]
+        float_S = np.ascontiguousarray(wave_S, dtype=np.float32)
+        wave_1S = torch.from_numpy(float_S)[None]
         feats_1TF = their_features(wave_1S).numpy()
         (emb_1D,) = session.run(["embs"], {"feats": feats_1TF})
-        theirs.append(emb_1D[0])
-    ours_ND = unit_rows(SpeakerModel(runtime).embed_many(waves), names)
-    theirs_ND = unit_rows(np.stack(theirs), names)
-    product_ND = ours_ND * theirs_ND
+        embs.append(emb_1D[0])
+    their_ND = unit_rows(np.stack(embs), names)
+    our_ND = unit_rows(SpeakerModel(runtime).embed_many(waves), names)
+    product_ND = our_ND * their_ND
     cosine_N = product_ND.sum(axis=1)
     cosine, worst = min(zip(cosine_N.tolist(), names))
     comparison = f"cosine >= {cosine:.6f} with WeSpeaker's features ({worst})"

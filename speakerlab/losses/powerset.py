@@ -34,7 +34,8 @@ class PowersetLoss(nn.Module):
         self.max_speakers = max_speakers
         self.max_at_once = max_at_once
         sets = torch.from_numpy(speaker_sets(max_speakers, max_at_once))
-        orders = torch.tensor(list(permutations(range(max_speakers))))
+        all_orders = permutations(range(max_speakers))
+        orders = torch.tensor(list(all_orders))
         self.register_buffer("set_CL", sets, persistent=False)
         self.register_buffer("order_PL", orders, persistent=False)
 
@@ -60,10 +61,13 @@ class PowersetLoss(nn.Module):
             num_known = known_BF.sum().clamp(min=1)
             # `where`: a frame without probability for its unknown truth may have an infinite loss.
             loss_BF = torch.where(is_known_BF, loss_BF, 0.0)
+            loss = loss_BF.sum() / num_known
+
             best_BF1 = log_prob_BFC.argmax(dim=2, keepdim=True)
-            hit_BF = is_right_BFC.gather(2, best_BF1).squeeze(2).to(loss_BF)
-            accuracy = (hit_BF * known_BF).sum() / num_known
-            return loss_BF.sum() / num_known, accuracy
+            is_hit_BF = is_right_BFC.gather(2, best_BF1).squeeze(2)
+            num_hits = (is_hit_BF.to(loss_BF) * known_BF).sum()
+            accuracy = num_hits / num_known
+            return loss, accuracy
 
     def in_best_order(self, log_prob_BFC: Tensor, speech_BKF: Tensor) -> Tensor:
         """Return speech_BLF: the true speakers in the order in which they agree best.
@@ -87,8 +91,10 @@ class PowersetLoss(nn.Module):
         set_CL = self.set_CL.to(speech_BLF)
         silent_BFL = 1 - speech_BLF.transpose(1, 2)
         num_silent_BFC = silent_BFL @ set_CL.T
-        num_speaking_BF1 = speech_BLF.sum(dim=1).clamp(max=self.max_at_once)[..., None]
-        return (num_silent_BFC == 0) & (set_CL.sum(dim=1) == num_speaking_BF1)
+        num_speaking_BF = speech_BLF.sum(dim=1).clamp(max=self.max_at_once)
+        size_C = set_CL.sum(dim=1)
+        is_largest_BFC = size_C == num_speaking_BF[..., None]
+        return (num_silent_BFC == 0) & is_largest_BFC
 
 
 def local_errors(best_FC: np.ndarray, speech_KF: np.ndarray) -> np.ndarray:
@@ -102,13 +108,17 @@ def local_errors(best_FC: np.ndarray, speech_KF: np.ndarray) -> np.ndarray:
     is_known_F = (speech_KF != UNKNOWN).all(axis=0)
     true_KF = speech_KF[:, is_known_F].astype(np.float64)
     sets_CL = speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE)
-    found_FL = best_FC[is_known_F].astype(np.float64) @ sets_CL
+    known_best_FC = best_FC[is_known_F].astype(np.float64)
+    found_FL = known_best_FC @ sets_CL
     agreement_KL = true_KF @ found_FL
     matched = linear_sum_assignment(agreement_KL, maximize=True)
     num_right = agreement_KL[matched].sum()
     num_true_F = true_KF.sum(axis=0)
     num_found_F = found_FL.sum(axis=1)
-    missed = np.maximum(num_true_F - num_found_F, 0).sum()
-    false_alarm = np.maximum(num_found_F - num_true_F, 0).sum()
-    confusion = np.minimum(num_true_F, num_found_F).sum() - num_right
-    return np.array([missed, false_alarm, confusion, num_true_F.sum()])
+    surplus_F = num_found_F - num_true_F
+    missed = np.maximum(-surplus_F, 0).sum()
+    false_alarm = np.maximum(surplus_F, 0).sum()
+    num_matched_F = np.minimum(num_true_F, num_found_F)
+    confusion = num_matched_F.sum() - num_right
+    spoken = num_true_F.sum()
+    return np.array([missed, false_alarm, confusion, spoken])

@@ -53,19 +53,25 @@ class BandPass(nn.Module):
         super().__init__()
         # At first, the bands lie side by side, equally wide on the mel scale.
         highest_hz = SAMPLE_RATE / 2 - 2 * MIN_HZ
-        mel_ends = 2595 * torch.log10(1 + torch.tensor([30.0, highest_hz]) / 700)
-        share = torch.linspace(0, 1, num_filters // 2 + 1)
-        mel = mel_ends[0] + share * (mel_ends[1] - mel_ends[0])
-        edge_hz = 700 * (10 ** (mel / 2595) - 1)
-        self.low_hz_ = nn.Parameter(edge_hz[:-1, None].clone())
-        self.band_hz_ = nn.Parameter(edge_hz.diff()[:, None])
+        end_hz = torch.tensor([30.0, highest_hz])
+        lowest_mel, highest_mel = 2595 * torch.log10(1 + end_hz / 700)
+        num_edges = num_filters // 2 + 1
+        share = torch.linspace(0, 1, num_edges)
+        edge_mel = lowest_mel + share * (highest_mel - lowest_mel)
+        edge_hz = 700 * (10 ** (edge_mel / 2595) - 1)
+        low_hz = edge_hz[:-1]
+        band_hz = edge_hz.diff()
+        self.low_hz_ = nn.Parameter(low_hz[:, None].clone())
+        self.band_hz_ = nn.Parameter(band_hz[:, None])
 
         # A filter is symmetric around its middle: the half before it is computed.
         half = length // 2
         window_L = torch.hamming_window(length, periodic=False, dtype=torch.float64)
-        self.register_buffer("window_", window_L[:half].float(), persistent=False)
+        window_H = window_L[:half].float()
         time_H = torch.arange(-half, 0.0) / SAMPLE_RATE
-        self.register_buffer("n_", 2 * torch.pi * time_H, persistent=False)
+        radian_H = 2 * torch.pi * time_H
+        self.register_buffer("window_", window_H, persistent=False)
+        self.register_buffer("n_", radian_H, persistent=False)
 
     def forward(self) -> Tensor:
         """Return the filters, (K, 1, L)."""
@@ -76,12 +82,15 @@ class BandPass(nn.Module):
         # The impulse response of an ideal band-pass is a difference of two low-passes.
         low_KH = low_hz * self.n_
         high_KH = high_hz * self.n_
-        even_KH = (high_KH.sin() - low_KH.sin()) / (self.n_ / 2) * self.window_
-        odd_KH = (low_KH.cos() - high_KH.cos()) / (self.n_ / 2) * self.window_
-        middle_K1 = torch.zeros_like(width_hz)
-        even_KL = torch.cat([even_KH, 2 * width_hz, even_KH.flip(1)], dim=1)
-        odd_KL = torch.cat([odd_KH, middle_K1, -odd_KH.flip(1)], dim=1)
-        filter_KL = torch.cat([even_KL / (2 * width_hz), odd_KL / (2 * width_hz)])
+        half_H = self.n_ / 2
+        even_KH = (high_KH.sin() - low_KH.sin()) / half_H * self.window_
+        odd_KH = (low_KH.cos() - high_KH.cos()) / half_H * self.window_
+        # In the middle, the limit of the even filter, and the zero of the odd one.
+        even_K1 = 2 * width_hz
+        odd_K1 = torch.zeros_like(width_hz)
+        even_KL = torch.cat([even_KH, even_K1, even_KH.flip(1)], dim=1)
+        odd_KL = torch.cat([odd_KH, odd_K1, -odd_KH.flip(1)], dim=1)
+        filter_KL = torch.cat([even_KL / even_K1, odd_KL / even_K1])
         return filter_KL[:, None]
 
 

@@ -332,14 +332,16 @@ def _own_scores(
     has_others_N = num_others_N > 0
     rows = np.flatnonzero(has_others_N)
     num_others = num_others_N[rows]
+    unit_RD = unit_ND[rows]
+    sum_RD = means.sum_SD[speaker_N[rows]]
     # An utterance does not count in the mean that it is compared with.
-    others = means.sum_SD[speaker_N[rows]] - unit_ND[rows] * is_trusted_N[rows, None]
-    others /= num_others[:, None]
+    mean_RD = sum_RD - unit_RD * is_trusted_N[rows, None]
+    mean_RD /= num_others[:, None]
     own_N = np.full(len(unit_ND), np.nan)
     own_N[rows] = log_ratio(
-        (unit_ND[rows] * others).sum(axis=1),
+        (unit_RD * mean_RD).sum(axis=1),
         1.0,
-        (others**2).sum(axis=1),
+        (mean_RD**2).sum(axis=1),
         1,
         num_others,
         spread=spread,
@@ -377,14 +379,18 @@ def _other_scores(
             dim=unit_ND.shape[1],
         )
         # Any other speaker with the same probability.
-        step_BK = rng.integers(1, num_speakers, size=(len(speaker_B), NUM_DRAWN))
+        shape = (len(speaker_B), NUM_DRAWN)
+        step_BK = rng.integers(1, num_speakers, size=shape)
         drawn_BK = (speaker_B[:, None] + step_BK) % num_speakers
-        drawn.append(np.take_along_axis(ratio_BS, drawn_BK, axis=1).ravel())
+        ratio_BK = np.take_along_axis(ratio_BS, drawn_BK, axis=1)
+        drawn.append(ratio_BK.ravel())
 
-        ratio_BS[group_S == group_S[speaker_B][:, None]] = -np.inf
+        group_B = group_S[speaker_B]
+        is_own_group_BS = group_B[:, None] == group_S
+        ratio_BS[is_own_group_BS] = -np.inf
         nearest_B = ratio_BS.argmax(axis=1)
         nearest_N[block] = nearest_B
-        other_N[block] = np.take_along_axis(ratio_BS, nearest_B[:, None], axis=1)[:, 0]
+        other_N[block] = ratio_BS.max(axis=1)
     return other_N, nearest_N, np.concatenate(drawn)
 
 

@@ -8,7 +8,6 @@ embeddings.
 """
 
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -123,14 +122,13 @@ class DistillationTask(Task):
         num_crops = len(x_B)
         target_BD = x_B.new_zeros((num_crops, self.distance.target_dim))
         target_BCT = x_B.new_zeros((num_crops, self.num_channels, 1))
-        mask_features = None
         if batch is not None:
             assert batch.target_BD is not None
             target_BD = batch.target_BD
             if self.frame_distance is not None:
                 assert batch.target_BCT is not None
                 target_BCT = batch.target_BCT
-            mask_features = partial(self.augment.features, batch=batch)
+        mask_features = self.masking_of(batch)
         noting_frames: Any = nullcontext()
         if self.frame_distance is not None:
             embedder: Any = self.embedder

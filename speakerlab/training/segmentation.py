@@ -3,7 +3,6 @@
 Letters: B windows, S samples, F frames, K local speakers.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +42,7 @@ class SegmentationTask(Task):
         share of frames with the right set of speakers.
         """
         del label_B, margin, frozen  # of other tasks
-        mask_features = None
-        if batch is not None:
-            mask_features = partial(self.augment.features, batch=batch)
+        mask_features = self.masking_of(batch)
         with self.autocast, record_function("step/forward/segmenter"):
             log_prob_BFC: Tensor = self.embedder(x_B, mask_features)
         num_windows, num_frames, _ = log_prob_BFC.shape

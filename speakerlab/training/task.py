@@ -169,6 +169,15 @@ class Task(nn.Module):
         self.precision = precision
         self.autocast = precision.autocast()
 
+    def masking_of(self, batch: Batch | None) -> Callable[[Tensor], Tensor] | None:
+        """Return the function that masks features (SpecAugment) by a batch's draws.
+
+        None without a batch. Features exist only inside of the embedder, which calls the function.
+        """
+        if batch is None:
+            return None
+        return partial(self.augment.features, batch=batch)
+
     def adopt_loaded_weights(self) -> None:
         """Prepare for weights that were loaded into the embedder; called before the first step."""
 
@@ -227,11 +236,7 @@ class SpeakerTask(Task):
 
         batch: with the draws of SpecAugment; None: no masks. frozen: only the head learns.
         """
-        # SpecAugment masks features, which exist only inside of the embedder.
-        mask_features = None
-        if batch is not None:
-            mask_features = partial(self.augment.features, batch=batch)
-
+        mask_features = self.masking_of(batch)
         gradient_context = torch.no_grad() if frozen else nullcontext()
         with self.autocast, record_function("step/forward/embedder"):
             with gradient_context:

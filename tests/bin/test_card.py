@@ -13,13 +13,13 @@ def test_long_facts_are_wrapped_and_tables_are_not(tmp_path, capsys):
         "model: {name: campplus}\nfrontend: {sample_rate: 16000, num_mel_bins: 80}\n"
         "data: {dir: data, train: [train]}\n"
     )
-    words = " ".join(f"corpus-{number}" for number in range(40))
+    corpora = " ".join(f"corpus-{number}" for number in range(40))
     page = f"https://host/{'x' * 120}"
     facts = {
         "sha256": "ab" * 32,
         "parameters": 1_800_000,
         "embed_dim": 192,
-        "source": {"training_data": words, "page": page, "licence": "CC BY 4.0"},
+        "source": {"training_data": corpora, "page": page, "licence": "CC BY 4.0"},
     }
     (model / "card.json").write_text(json.dumps(facts))
     card.main([str(model)])
@@ -30,7 +30,7 @@ def test_long_facts_are_wrapped_and_tables_are_not(tmp_path, capsys):
     assert max(map(len, others)) <= 100
     start = next(line for line in others if line.startswith("training data"))
     assert start.startswith("training data    corpus-0 corpus-1 ")
-    assert " ".join(" ".join(others).split()).count(words) == 1
+    assert " ".join(" ".join(others).split()).count(corpora) == 1
     assert "licence          CC BY 4.0" in lines
 
     table_line = "trials  system  " + "EER %  " * 20

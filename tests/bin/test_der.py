@@ -121,15 +121,60 @@ def test_json_of_each_pair_is_a_line(tmp_path, capsys, pair):
     assert sum(line.startswith("DER ") for line in lines) == 2
 
 
+def contents_of(folder: Path) -> dict[str, bytes | None]:
+    """Name -> bytes of each file; None for a folder."""
+    contents = {}
+    for path in folder.iterdir():
+        contents[path.name] = path.read_bytes() if path.is_file() else None
+    return contents
+
+
+@pytest.mark.parametrize(
+    "name", ["ref", "ref.rttm", "EMPTY.RTTM", "notes.txt", "folder"]
+)
+def test_what_follows_json_is_not_replaced_unless_it_has_results(
+    tmp_path, pair, capsys, name
+):
+    ref, hyp = pair
+    place = tmp_path / name
+    if name == "folder":
+        place.mkdir()
+    elif name == "EMPTY.RTTM":
+        place.touch()
+    else:
+        place.write_text(Path(ref).read_text())
+    before = contents_of(tmp_path)
+    taken_for_results = (
+        ["--json", str(place), hyp],
+        ["--json", str(place), hyp, hyp],
+        ["--json", str(place), hyp, ref, hyp],
+        [ref, "--json", str(place)],
+        [ref, hyp, f"--json={place}"],
+    )
+    for arguments in taken_for_results:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        line = capsys.readouterr().err
+        assert refused(line, "speakerlab der", f"--json: {place}", "after REF and HYP")
+        assert len(line.splitlines()) == 1
+    assert contents_of(tmp_path) == before
+
+
+def test_json_replaces_earlier_results_and_empty_files(tmp_path, pair):
+    ref, hyp = pair
+    place = tmp_path / "results"
+    place.touch()
+    main([ref, hyp, "--json", str(place)])
+    assert read_json(place)["protocol"]["collar"] == 0
+    main([ref, hyp, "--json", str(place), "--collar", "0.25"])
+    assert read_json(place)["protocol"]["collar"] == 0.25
+
+
 def test_pairs_are_whole_and_files_are_of_one(tmp_path, pair, capsys):
     ref, hyp = pair
     before = Path(ref).read_bytes()
-    for words in ([ref, hyp, ref], ["--json", ref, hyp, ref, hyp]):
-        with refuses(words[-1], "pairs REF HYP"):
-            main(words)
-    # The path of REF is taken for the file to write.
-    with pytest.raises(SystemExit):
-        main(["--json", ref, hyp])
+    with refuses(ref, "pairs REF HYP"):
+        main([ref, hyp, ref])
     for option in ("--json", "--report"):
         with refuses("der", "single pair"):
             main([ref, hyp, ref, hyp, option, str(tmp_path / "out")])

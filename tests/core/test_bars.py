@@ -2,10 +2,12 @@
 
 import io
 import sys
+import warnings
 from types import ModuleType
 
 import pytest
 
+from speakerlab.core import bars
 from speakerlab.core.bars import NOTEBOOK_KERNEL, progress_bar
 
 
@@ -45,3 +47,22 @@ def test_where_a_bar_is_shown(monkeypatch, is_terminal, in_notebook, shown, has_
         assert "files/s" in text
     else:
         assert text == ""
+
+
+def test_a_notebook_without_widgets_gets_a_bar_of_text_and_no_warning(monkeypatch):
+    output = Output(is_terminal=False)
+    monkeypatch.setattr(sys, "stderr", output)
+    monkeypatch.setitem(sys.modules, NOTEBOOK_KERNEL, ModuleType(NOTEBOOK_KERNEL))
+    notebook = ModuleType("IPython")
+    notebook.get_ipython = object
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setattr(bars, "find_spec", lambda _name: None)
+    # tqdm chooses and warns when it is imported.
+    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bar = progress_bar(range(3), unit="files")
+    assert caught == []
+    assert list(bar) == [0, 1, 2]
+    assert "3/3" in output.getvalue()

@@ -7,17 +7,18 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-import torch
-from models_on_disk import publish_small
+from exported_models import (
+    XVECTOR,
+    publish_model,
+    require_close,
+    with_each_model,
+    write_waves,
+)
 from refusals import refuses
-from torch import nn
 from voices import make_noise, make_wave
 
 import speakerlab
 from speakerlab.bin import export as command
-from speakerlab.config.build import build_embedder
-from speakerlab.config.schema import load_config
-from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.inference.export import export_onnx
 from speakerlab.inference.sherpa import export_sherpa
@@ -26,18 +27,6 @@ sherpa_onnx = pytest.importorskip("sherpa_onnx")
 
 ROOT = Path(__file__).parents[2]
 OVERLAY = [ROOT / "conf/features/sherpa.yaml"]
-XVECTOR = (
-    "{name: xvector, args: {embed_dim: 12, hidden_channels: 16, stats_channels: 24}}"
-)
-CAMPPLUS = (
-    "{name: campplus, args: {embed_dim: 12, init_channels: 16, growth_rate: 8, bn_size:"
-    " 2, blocks: [1, 2, 1], head_channels: 4}}"
-)
-ERES2NET = (
-    "{name: eres2net, args: {embed_dim: 12, m_channels: 4, blocks: [1, 1, 1, 1]}}"
-)
-RESNET34 = "{name: resnet, args: {embed_dim: 12, depth: 34, m_channels: 4}}"
-
 
 # Three speakers, two recordings each.
 WAVES = []
@@ -47,50 +36,14 @@ for wave_number in range(6):
     WAVES.append(make_wave(speaker, take, duration))
 
 
-def publish(folder: Path, model: str, *settings: str, layers=OVERLAY) -> Path:
-    """Write an experiment with random weights whose BatchNorm spreads these recordings apart."""
-    config = load_config(layers, [f"model={model}", *settings])
-    embedder = build_embedder(config)
-    for module in embedder.modules():
-        is_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
-        if is_norm:
-            module.momentum = None  # the mean over all batches
-    seconds = [wave_S[:16000] for wave_S in WAVES]
-    wave_BS = torch.tensor(np.stack(seconds)) / 32768
-    with torch.no_grad():
-        embedder.train()(wave_BS)
-    return publish_small(folder / "exp", config, embedder.eval())
-
-
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("speech")
-    paths = []
-    for number, wave_S in enumerate(WAVES):
-        path = folder / f"{number}.wav"
-        audio.write(path, wave_S, 16000)
-        paths.append(path)
-    return paths
+    return write_waves(tmp_path_factory.mktemp("speech"), WAVES)
 
 
-def require_close(emb_D: np.ndarray, expected_D: np.ndarray, allowed: float) -> None:
-    """Compare by the largest error over the largest value."""
-    error_D = np.abs(emb_D - expected_D)
-    largest = np.abs(expected_D).max()
-    assert error_D.max() < allowed * largest
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        XVECTOR,
-        pytest.param(CAMPPLUS, marks=pytest.mark.slow),
-        pytest.param(ERES2NET, marks=pytest.mark.slow),
-        pytest.param(RESNET34, marks=pytest.mark.slow),
-    ],
-)
+@with_each_model
 def test_it_identifies_speakers_with_our_embeddings(tmp_path, speech, model):
-    exp = publish(tmp_path, model)
+    exp = publish_model(tmp_path, model, layers=OVERLAY)
     file = tmp_path / "speaker.onnx"
     assert export_sherpa(exp, file, test=speech) > 0.999999
     config = sherpa_onnx.SpeakerEmbeddingExtractorConfig(
@@ -135,7 +88,7 @@ def test_other_features_are_refused_with_the_cosine_unless_forced(
     tmp_path, speech, caplog
 ):
     caplog.set_level("INFO")
-    exp = publish(tmp_path, XVECTOR, layers=())
+    exp = publish_model(tmp_path, XVECTOR, layers=())
     file = tmp_path / "speaker.onnx"
     file.write_bytes(b"of before")
     arguments = [
@@ -162,7 +115,12 @@ def test_other_features_are_refused_with_the_cosine_unless_forced(
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 32768.0])
 def test_what_the_file_says(tmp_path, speech, scale):
-    exp = publish(tmp_path, XVECTOR, f"frontend.scale={scale}")
+    exp = publish_model(
+        tmp_path,
+        XVECTOR,
+        f"frontend.scale={scale}",
+        layers=OVERLAY,
+    )
     file = tmp_path / "speaker.onnx"
     export_sherpa(exp, file, test=speech)
     session = onnxruntime.InferenceSession(str(file))
@@ -190,7 +148,7 @@ def test_what_the_file_says(tmp_path, speech, scale):
 
 @pytest.mark.slow
 def test_the_same_model_is_exported_with_its_front_end_too(tmp_path):
-    exp = publish(tmp_path, XVECTOR)
+    exp = publish_model(tmp_path, XVECTOR, layers=OVERLAY)
     file = export_onnx(exp, tmp_path / "speaker.onnx")
     noise_S = make_noise(2.0)[0].numpy()
     for num_samples in (2480, 2481, 31999):
@@ -201,7 +159,7 @@ def test_the_same_model_is_exported_with_its_front_end_too(tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused_first(tmp_path, speech, monkeypatch):
-    few_bins = publish(
+    few_bins = publish_model(
         tmp_path,
         XVECTOR,
         "frontend.num_mel_bins=40",

@@ -6,58 +6,31 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from models_on_disk import publish_small
+from exported_models import (
+    RATE,
+    XVECTOR,
+    publish_model,
+    require_close,
+    with_each_model,
+    write_waves,
+)
 from refusals import refuses
-from torch import nn
 from voices import make_wave
 
 import speakerlab
 from speakerlab.bin import export as command
-from speakerlab.config.build import build_embedder
-from speakerlab.config.schema import load_config
-from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.inference.wespeaker import export_wespeaker
 
 ROOT = Path(__file__).parents[2]
 OVERLAY = [ROOT / "conf/features/wespeaker.yaml"]
 SPEECH = ROOT.parent / "shared/data/librispeech-mini/test-other"
-XVECTOR = (
-    "{name: xvector, args: {embed_dim: 12, hidden_channels: 16, stats_channels: 24}}"
-)
-CAMPPLUS = (
-    "{name: campplus, args: {embed_dim: 12, init_channels: 16, growth_rate: 8, bn_size:"
-    " 2, blocks: [1, 2, 1], head_channels: 4}}"
-)
-ERES2NET = (
-    "{name: eres2net, args: {embed_dim: 12, m_channels: 4, blocks: [1, 1, 1, 1]}}"
-)
-RESNET34 = "{name: resnet, args: {embed_dim: 12, depth: 34, m_channels: 4}}"
-RATE = 16000
-
-
-def publish(folder: Path, model: str, *settings: str, layers=OVERLAY) -> Path:
-    """Write an experiment with random weights whose BatchNorm spreads voices apart."""
-    config = load_config(layers, [f"model={model}", *settings])
-    embedder = build_embedder(config)
-    for module in embedder.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.momentum = None  # the mean over all batches
-    voices = [make_wave(number, 0, 1.0) for number in range(4)]
-    with torch.no_grad():
-        embedder.train()(torch.tensor(np.stack(voices)) / 32768)
-    return publish_small(folder / "exp", config, embedder.eval())
 
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("speech")
-    paths = []
-    for number in range(3):
-        path = folder / f"{number}.wav"
-        audio.write(path, make_wave(number, 1, 1.0 + 0.517 * number), RATE)
-        paths.append(path)
-    return paths
+    waves = [make_wave(speaker, 1, 1.0 + 0.517 * speaker) for speaker in range(3)]
+    return write_waves(tmp_path_factory.mktemp("speech"), waves)
 
 
 def read(path: Path) -> np.ndarray:
@@ -84,25 +57,9 @@ def their_features(wave_S: np.ndarray) -> np.ndarray:
     return feats_TF[None].numpy()
 
 
-def require_close(emb_D: np.ndarray, expected_D: np.ndarray) -> None:
-    """Compare by the largest error over the largest value.
-
-    Random weights amplify the rounding of the features; trained ones do not.
-    """
-    assert np.abs(emb_D - expected_D).max() < 1e-3 * np.abs(expected_D).max()
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        XVECTOR,
-        pytest.param(CAMPPLUS, marks=pytest.mark.slow),
-        pytest.param(ERES2NET, marks=pytest.mark.slow),
-        pytest.param(RESNET34, marks=pytest.mark.slow),
-    ],
-)
+@with_each_model
 def test_a_program_with_its_own_features_has_our_embeddings(tmp_path, speech, model):
-    exp = publish(tmp_path, model)
+    exp = publish_model(tmp_path, model, layers=OVERLAY)
     file = tmp_path / "speaker.onnx"
     command.main([str(exp), "--format", "wespeaker", "--out", str(file)])
     session = onnxruntime.InferenceSession(str(file))
@@ -134,7 +91,7 @@ def test_pyannote_audio_has_our_embeddings(tmp_path, speech):
         ONNXWeSpeakerPretrainedSpeakerEmbedding,
     )
 
-    exp = publish(tmp_path, XVECTOR)
+    exp = publish_model(tmp_path, XVECTOR, layers=OVERLAY)
     file = tmp_path / "speaker.onnx"
     export_wespeaker(exp, file)
     get_embedding = ONNXWeSpeakerPretrainedSpeakerEmbedding(str(file))
@@ -155,7 +112,7 @@ def test_pyannote_audio_has_our_embeddings(tmp_path, speech):
 @pytest.mark.slow
 def test_other_features_need_a_comparison(tmp_path, speech, caplog):
     caplog.set_level("INFO")
-    exp = publish(tmp_path, XVECTOR, layers=())
+    exp = publish_model(tmp_path, XVECTOR, layers=())
     file = tmp_path / "speaker.onnx"
     arguments = [str(exp), "--format", "wespeaker", "--out", str(file)]
     with refuses(str(exp), "window povey instead of hamming", "scale", "--test"):
@@ -171,7 +128,7 @@ def test_other_features_need_a_comparison(tmp_path, speech, caplog):
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "difference"),
     [
         ("frontend.num_mel_bins=40", "num_mel_bins 40 instead of 80"),
         ("frontend.sample_rate=8000", "sample_rate 8000 instead of 16000"),
@@ -179,21 +136,21 @@ def test_other_features_need_a_comparison(tmp_path, speech, caplog):
         ("frontend.kind=tfmel", "kind tfmel instead of kaldi"),
     ],
 )
-def test_features_that_cannot_fit_are_refused(tmp_path, speech, setting, words):
-    exp = publish(tmp_path, XVECTOR, setting)
-    with refuses(str(exp), words, "--format onnx"):
+def test_features_that_cannot_fit_are_refused(tmp_path, speech, setting, difference):
+    exp = publish_model(tmp_path, XVECTOR, setting, layers=OVERLAY)
+    with refuses(str(exp), difference, "--format onnx"):
         export_wespeaker(exp, tmp_path / "a.onnx", test=speech, force=True)
 
 
 @pytest.mark.slow
 def test_a_model_that_removes_silence_is_warned_of(tmp_path, caplog):
-    exp = publish(tmp_path, XVECTOR, "vad={}")
+    exp = publish_model(tmp_path, XVECTOR, "vad={}", layers=OVERLAY)
     export_wespeaker(exp, tmp_path / "a.onnx")
     assert "removes silence" in caplog.text
 
 
 def test_options_that_contradict_are_refused(tmp_path):
-    exp = publish(tmp_path, XVECTOR)
+    exp = publish_model(tmp_path, XVECTOR, layers=OVERLAY)
     out = ["--out", str(tmp_path / "a.onnx")]
     for arguments in (
         ["--format", "wespeaker", "--force"],
