@@ -4,6 +4,7 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from speakerlab.checkpoints import model_files
 from speakerlab.checkpoints.hub import is_published, local
 from speakerlab.checkpoints.model_files import (
     CALIBRATION,
+    PLDA,
     TUNING,
     find_model,
     read_card,
     read_classes,
     read_tuning,
     write_calibration,
+    write_plda,
     write_tuning,
 )
 from speakerlab.core import done
@@ -30,7 +33,7 @@ from speakerlab.core.atomic import (
 from speakerlab.core.reading import read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import list_tables, read_table
 from speakerlab.diarization.regions import Region, Turn, read_rttm, read_uem
 
 log = logging.getLogger(__name__)
@@ -81,12 +84,19 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add(
         "--out EXP", "copy the model to EXP/model and store the calibration there"
     )
+    options.add(
+        "--development DIR",
+        "with --for diarization, checked data of at least 80 speakers: also compare vbx,"
+        " and store the PLDA that it learns from them",
+    )
     options.add("--force", "replace the calibration that the model has")
     options.add_gpus("to embed with")
     args = options.parse_args(arguments)
     choose_gpus(args.gpus)
     if args.purpose == "diarization" and args.far:
         options.error("--far: is not of diarization")
+    if args.purpose == "verification" and args.development is not None:
+        options.error("--development: needs --for diarization")
     return args
 
 
@@ -196,6 +206,7 @@ def learn_tuning(args: Namespace) -> None:
             paths=paths,
             reference=reference,
             regions=regions,
+            development=args.development,
         )
 
 
@@ -206,37 +217,64 @@ def store_tuning(
     paths: Mapping[str, str],
     reference: Mapping[str, Sequence[Turn]],
     regions: Mapping[str, Sequence[Region]] | None,
+    development: Path | None,
 ) -> None:
-    """Learn a clustering and write it into the model folder, which is locked."""
-    inputs = tuning_inputs(folder, data, paths)
+    """Learn a clustering and write it into the model folder, which is locked.
+
+    development: whose speakers a PLDA is learned from (None: the PLDA of the model stays).
+    """
+    inputs = tuning_inputs(folder, data, paths, development)
     stored = folder / TUNING
-    # The stored clustering is part of the record: another command may have replaced it.
-    with_tuning = {**inputs, "tuning": done.file_digest(stored)}
-    if done.is_done(folder / RECORD, with_tuning):
+    if done.is_done(folder / RECORD, {**inputs, **stored_digests(folder)}):
         log.info("%s: already calibrated with this model and data, kept", stored)
         print_tuning(read_tuning(folder))
         return
     from speakerlab.inference.speaker_model import load_model
-    from speakerlab.inference.tuning import tune
+    from speakerlab.inference.tuning import learn_window_plda, tune
 
+    model = load_model(folder)
+    before = model.tuning
+    plda = None
+    plda_source = before.plda_source
+    if development is not None:
+        plda, plda_source = learn_window_plda(model, development, progress=True)
+    elif before.plda_sha256 is not None:
+        plda = model.read_plda()
     learned = tune(
-        load_model(folder),
+        model,
         paths,
         reference,
         regions=regions,
         source=data.name,
+        plda=plda,
         progress=True,
     )
     done.forget(folder / RECORD)
+    if plda is not None:
+        plda_sha256 = write_plda(folder, plda)
+        learned = replace(learned, plda_sha256=plda_sha256, plda_source=plda_source)
     write_tuning(folder, learned)
-    inputs["tuning"] = done.file_digest(stored)
-    done.record(folder / RECORD, inputs)
+    done.record(folder / RECORD, {**inputs, **stored_digests(folder)})
     print_tuning(learned)
     log.info("%s: %s, from %s", stored, learned.method, learned.source)
 
 
-def tuning_inputs(folder: Path, data: Path, paths: Mapping[str, str]) -> dict[str, Any]:
+def stored_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of what is stored, for its record: another command may replace it."""
+    return {
+        "tuning": done.file_digest(folder / TUNING),
+        "plda": done.file_digest(folder / PLDA),
+    }
+
+
+def tuning_inputs(
+    folder: Path, data: Path, paths: Mapping[str, str], development: Path | None
+) -> dict[str, Any]:
     """Return the inputs that the clustering of a model folder depends on, for its record."""
+    speakers = None
+    if development is not None:
+        tables = [*list_tables(development), "utt2dur", "rejected.tsv"]
+        speakers = done.files_digest(development, tables)
     recordings = sorted(paths.values())
     # Sizes and times of the audio files, because reading the audio would take long.
     stamps = done.stamps(recordings)
@@ -246,16 +284,21 @@ def tuning_inputs(folder: Path, data: Path, paths: Mapping[str, str]) -> dict[st
         "data": data.absolute(),
         "turns": done.files_digest(data, ["wav.scp", "ref.rttm", "ref.uem"]),
         "recordings": done.digest(stamped_recordings),
+        "development": speakers,
         "code": done.code_digest(),
     }
 
 
 def print_tuning(tuning: Tuning) -> None:
     """Print the DER of each method tried."""
+    settings = {
+        "ahc": f", threshold {tuning.threshold:g}",
+        "vbx": f", Fb {tuning.fb:g}",
+    }
     for method, der in tuning.der.items():
-        threshold = f", threshold {tuning.threshold:g}" if method == "ahc" else ""
+        setting = settings.get(method, "")
         sys.stdout.write(
-            f"{method}{threshold}: DER {100 * der:.2f} %, collar 0, overlap scored\n"
+            f"{method}{setting}: DER {100 * der:.2f} %, collar 0, overlap scored\n"
         )
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
 from speakerlab.bin.embed import find_recordings, name_files
+from speakerlab.bin.live import check_options, diarize_live
 from speakerlab.bin.words import pair, write_words
 from speakerlab.core import done, process
 from speakerlab.core.atomic import check_writable, locked, write_json, write_text
@@ -48,6 +49,9 @@ EMBEDDED_SECONDS = 600  # audio in the pages of a command; further pages have a 
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
+    if args.live:
+        diarize_live(args)
+        return
     files = find_recordings(args.files, where="diarize")
     names = name_files(files)
     regions = read_regions(args.vad, names)
@@ -334,12 +338,16 @@ def write_page(
     from speakerlab.experiments.hardest import data_uri
     from speakerlab.experiments.timeline import write_timeline_page
 
+    channel_audio: dict[int, str] = {}
     if embedded_rate is not None:
         note = "The page holds the audio."
         # A listener hears what was diarized. The number avoids a second warning of the others.
         heard = "mix" if channel == "each" else channel or 1
         samples = spool_wave(path, sample_rate=embedded_rate, channels=heard)
         audio = data_uri(samples, embedded_rate)
+        for number in sorted(set(result.channel_of.values())):
+            samples = spool_wave(path, sample_rate=embedded_rate, channels=number)
+            channel_audio[number] = data_uri(samples, embedded_rate)
     else:
         relative_path = os.path.relpath(path, page.parent)
         link = Path(relative_path).as_posix()
@@ -354,6 +362,7 @@ def write_page(
         audio=audio,
         note=note,
         facts={"Recording": recording},
+        channel_audio=channel_audio,
     )
 
 
@@ -362,16 +371,20 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
     from speakerlab.diarization.ahc import Ahc  # scipy, not needed for `--help`
     from speakerlab.inference.tuning import learn_vbx
 
-    if args.method == "vbx":
+    if args.development is not None:
         return learn_vbx(model, args.development, progress=True)
     if args.threshold is not None:
         return Ahc(threshold=args.threshold)
-    if args.method in (None, "ahc"):
+    if args.method in (None, "ahc", "vbx"):
         tuning = model.tuning
         args.method = args.method or tuning.method
         clustering = args.method
         if args.method == "ahc":
             clustering += f", threshold {tuning.threshold:g}"
+        if args.method == "vbx":
+            # Before the first recording: the model may have none.
+            model.read_plda()
+            clustering += f", Fb {tuning.fb:g}, PLDA of {tuning.plda_source}"
         source = f"calibrated on {tuning.source}"
         if tuning.source is None:
             source = (
@@ -385,7 +398,13 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
     meaning = "recordings, in any format and of any length, or folders of them"
-    options.add("files FILE", meaning, nargs="+")
+    options.add("files FILE", meaning, nargs="*")
+    options.add(
+        "--live",
+        "print turns of 16-bit PCM on the standard input, WAV or raw, as they are final",
+    )
+    options.add("--latency SECONDS", "of --live, at least 1 (default 2)", least=1.0)
+    options.add("--sample-rate HZ", "of raw samples for --live", least=2000)
     options.add_channel(each="the speakers of each channel apart, as for calls")
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)
@@ -409,10 +428,15 @@ def parse(arguments: Sequence[str]) -> Namespace:
         f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
     )
     options.add("--method", methods, choices=METHODS)
-    threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
+    threshold = (
+        "cosine from which ahc merges speakers, and --live knows one again (default:"
+        f" {calibrated} 0.4)"
+    )
     options.add("--threshold COSINE", threshold)
     options.add(
-        "--development DIR", "checked data of speakers that vbx learns its PLDA from"
+        "--development DIR",
+        "checked data of speakers that vbx learns its PLDA from (default: the PLDA that"
+        " `speakerlab calibrate` stored with the model)",
     )
     options.add(
         "--known FILE", "file of `speakerlab enroll`, whose speakers keep their names"
@@ -430,6 +454,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add_gpus("to embed with")
     options.add_model_options()
     args = options.parse_args(arguments)
+    check_options(options, args)
     choose_gpus(args.gpus)
 
     has_bounds = args.min_speakers != 1 or args.max_speakers is not None
@@ -443,9 +468,10 @@ def parse(arguments: Sequence[str]) -> Namespace:
             f" {args.max_speakers}"
         )
     has_development = args.development is not None
-    if has_development != (args.method == "vbx"):
-        options.error("--development: is needed for --method vbx, and for no other")
-    if args.threshold is not None and args.method != "ahc":
+    if has_development and args.method != "vbx":
+        options.error("--development: needs --method vbx")
+    # The threshold of --live is that of the windows.
+    if args.threshold is not None and args.method != "ahc" and not args.live:
         options.error("--threshold: needs --method ahc")
     if args.words is not None and args.out is None:
         options.error("--words: needs --out DIR, which the transcripts are written to")

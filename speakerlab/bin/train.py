@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints.hub import local
-from speakerlab.checkpoints.model_files import (
-    EMBEDDER,
-    SEGMENTER,
-    find_model,
-    has_segmenter,
-)
+from speakerlab.checkpoints.model_files import find_model, weights_in
 from speakerlab.core import process
 from speakerlab.training.group import Group, find_group
 
@@ -143,7 +138,7 @@ def find_initial(model: Path) -> Path:
     folder = local(model)
     try:
         # Whether it fits the task is checked with the configuration.
-        find_model(folder, SEGMENTER if has_segmenter(folder) else EMBEDDER)
+        find_model(folder, weights_in(folder))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"--init: {error}") from None
     return folder

@@ -5,16 +5,21 @@ In: the path of an experiment or of a model folder. Out: paths and plain values.
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
 
 from speakerlab.checkpoints.catalogue import PREFIX, near_miss
 from speakerlab.config.layers import flatten, merge_layers
 from speakerlab.core import huggingface
-from speakerlab.core.atomic import copy_files, write_json
+from speakerlab.core.atomic import copy_files, replacing, write_json
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.core.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
+from speakerlab.scoring.plda import Plda
 
 # The first bytes of a pointer of Git LFS, and of web pages in lower case.
 GIT_LFS = b"version https://git-lfs.github.com/spec/"
@@ -24,6 +29,8 @@ EMBEDDER = "embedder.safetensors"
 SEGMENTER = "segmenter.safetensors"
 CALIBRATION = "calibration.json"
 TUNING = "diarization.json"
+PLDA = "plda.safetensors"  # of the clustering vbx; TUNING has its digest
+LEARN_PLDA = "run `speakerlab calibrate --for diarization --development DIR --force`"
 # All files of model folders; the first two are in each of them.
 FILES = (
     "config.yaml",
@@ -34,6 +41,7 @@ FILES = (
     "speakers.txt",
     CALIBRATION,
     TUNING,
+    PLDA,
 )
 # Keys that a config.yaml needs to be read without building the model.
 SETTINGS = {
@@ -43,33 +51,22 @@ SETTINGS = {
     "data.train": list,
 }
 # The keys of card.json that are read: first the optional keys, then the required ones.
-CARD = keys(
-    {
-        "train_utterances": int,
-        "train_hours": float,
-        "train_sha256": str,
-        "source": dict[str, Any] | None,
-        "init_source": dict[str, Any] | None,
-        "train_corpus": list[str],
-        "train_page": list[str],
-        "train_licence": list[str],
-        "train_languages": list[str],
-        "space": str | None,
-        "teachers": list[dict[str, Any]],
-        "licence": str,
-    },
-    sha256=str,
-    embed_dim=int,
-    parameters=int,
-)
-
-
-# The card of a segmentation network.
-SEGMENTER_CARD = keys(
-    {"train_sha256": str, "source": dict[str, Any] | None, "licence": str},
-    sha256=str,
-    parameters=int,
-)
+OPTIONAL_FACTS = {
+    "train_utterances": int,
+    "train_hours": float,
+    "train_sha256": str,
+    "source": dict[str, Any] | None,
+    "init_source": dict[str, Any] | None,
+    "train_corpus": list[str],
+    "train_page": list[str],
+    "train_licence": list[str],
+    "train_languages": list[str],
+    "space": str | None,
+    "teachers": list[dict[str, Any]],
+    "licence": str,
+}
+CARD = keys(OPTIONAL_FACTS, sha256=str, embed_dim=int, parameters=int)
+SEGMENTER_CARD = keys(OPTIONAL_FACTS, sha256=str, parameters=int)
 
 
 def weights_name(task: str) -> str:
@@ -189,9 +186,9 @@ def read_source(path: Path, weights: str = EMBEDDER) -> dict[str, Any] | None:
     return {**(source or {}), **facts}
 
 
-def weights_in(folder: Path) -> str:
-    """Return the name of the file with the weights of a model folder."""
-    return SEGMENTER if (folder / SEGMENTER).exists() else EMBEDDER
+def weights_in(path: Path) -> str:
+    """Return the name of the file with the weights of a model folder or an experiment."""
+    return SEGMENTER if has_segmenter(path) else EMBEDDER
 
 
 def copy_model(source: Path, folder: Path, *, leave_out: Collection[str] = ()) -> None:
@@ -217,9 +214,9 @@ def space_of(card: Mapping[str, Any]) -> str:
     return card.get("space") or card["sha256"]
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read the configuration of a model as plain values."""
-    file = find_model(path) / "config.yaml"
+def read_settings(path: Path, weights: str = EMBEDDER) -> dict[str, Any]:
+    """Read the configuration of a model of a kind as plain values."""
+    file = find_model(path, weights) / "config.yaml"
     values, _ = merge_layers([file])
     flat = flatten(values)
     # Callers read these keys without further checks.
@@ -273,6 +270,64 @@ def read_tuning(folder: Path) -> Tuning:
     tuning: Tuning = read_json(path, Tuning, fix=fix)
     _refuse_other_model(path, tuning.model_sha256, fix=fix)
     return tuning
+
+
+def write_plda(folder: Path, plda: Plda) -> str:
+    """Write the PLDA of a model folder, in float64; return the sha256 for `Tuning`."""
+    data = save({name: np.ascontiguousarray(a) for name, a in vars(plda).items()})
+    with replacing(folder / PLDA) as partial:
+        partial.write_bytes(data)
+    return sha256(data).hexdigest()
+
+
+def read_plda_bytes(folder: Path, tuning: Tuning) -> bytes:
+    """Read the file of the PLDA of a model folder, of which `tuning` is.
+
+    Raises ValueError if the model has none, and if the file is missing, damaged or of another
+    model.
+    """
+    path = folder / PLDA
+    if tuning.plda_sha256 is None:
+        raise ValueError(
+            f"{folder}: has no PLDA, which vbx needs; give --development DIR, or"
+            f" {LEARN_PLDA}"
+        )
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: is missing, but {TUNING} names it; copy the model again, or"
+            f" {LEARN_PLDA}"
+        )
+    data = path.read_bytes()
+    digest = sha256(data).hexdigest()
+    if digest != tuning.plda_sha256:
+        raise ValueError(
+            f"{path}: is damaged or of another model: its sha256 is {digest[:12]}"
+            f" instead of {tuning.plda_sha256[:12]}; copy the model again, or"
+            f" {LEARN_PLDA}"
+        )
+    return data
+
+
+def parse_plda(data: bytes, *, embed_dim: int, where: str) -> Plda:
+    """Return the PLDA of a file's bytes; ValueError if they are none of this dimension."""
+    try:
+        plda = Plda(**load(data))
+    # Not only safetensors' own error: a header of unknown types raises others.
+    except Exception as error:
+        raise ValueError(f"{where}: is no PLDA ({error}); {LEARN_PLDA}") from error
+    wanted = {
+        "mean_D": (embed_dim,),
+        "transform_DD": (embed_dim, embed_dim),
+        "psi_D": (embed_dim,),
+    }
+    for name, shape in wanted.items():
+        values = getattr(plda, name)
+        if values.shape != shape or not np.isfinite(values).all():
+            raise ValueError(
+                f"{where}: {name} must be {shape} finite numbers, got {values.shape};"
+                f" {LEARN_PLDA}"
+            )
+    return plda
 
 
 def _refuse_other_model(path: Path, model_sha256: str | None, *, fix: str) -> None:

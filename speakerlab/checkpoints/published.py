@@ -2,7 +2,8 @@
 
 A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (everything
 needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `speakers.txt` (to
-continue training or classify), `calibration.json` (to decide by) and `diarization.json`.
+continue training or classify), `calibration.json` (to decide by) and `diarization.json`, with
+`plda.safetensors` for its method vbx.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

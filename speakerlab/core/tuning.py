@@ -10,18 +10,19 @@ from typing import Literal
 from speakerlab.core.reading import ONLY_FINITE
 
 THRESHOLD = 0.4  # of ahc, for CAM++ (3D-Speaker); the best value depends on the model
+FB = 1.0  # of vbx, for a window every 0.75 s; the best value depends on its PLDA
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Clustering method with the lowest DER on labelled recordings, and the threshold of ahc.
+    """Clustering method with the lowest DER on labelled recordings, and the settings of the others.
 
     The defaults were not learned.
     """
 
     __pydantic_config__ = ONLY_FINITE
 
-    method: Literal["ahc", "spectral"] = "spectral"
+    method: Literal["ahc", "spectral", "vbx"] = "spectral"
     threshold: float = THRESHOLD
     # Method -> DER on these recordings.
     der: Mapping[str, float] = field(default_factory=dict)
@@ -29,3 +30,15 @@ class Tuning:
     model_sha256: str | None = (
         None  # of the model that it was learned for; None if unknown
     )
+    # Of vbx: the scale of the speakers' prior, the file with its PLDA beside this one (None: there
+    # is none), and a description of the speakers that it was learned from.
+    fb: float = FB
+    plda_sha256: str | None = None
+    plda_source: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a method that could not be built."""
+        if self.method == "vbx" and self.plda_sha256 is None:
+            raise ValueError("method: is vbx, which needs a plda_sha256")
+        if self.fb <= 0:
+            raise ValueError(f"fb: must be above 0, got {self.fb:g}")

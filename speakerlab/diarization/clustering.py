@@ -13,6 +13,7 @@ Letters: N windows, K speakers, D dimensions.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +35,27 @@ METHODS: Mapping[str, Callable[..., Method]] = Registry(
 )
 
 
-def build_method(tuning: Tuning, name: str | None = None) -> Method:
-    """Build a method by its name (None: the tuned method); ValueError if it needs more settings."""
+def build_method(
+    tuning: Tuning,
+    name: str | None = None,
+    *,
+    read_plda: Callable[[], Any],
+) -> Method:
+    """Build a method by its name (None: the tuned method).
+
+    read_plda: return the PLDA model for vbx, with the names of `Vbx`. Raises ValueError for other
+    names, and the error of `read_plda`.
+    """
     name = name or tuning.method
-    if name not in METHODS or name == "vbx":
+    if name not in METHODS:
         raise ValueError(
-            "method: must be ahc, spectral or an object such as that of"
+            "method: must be ahc, spectral, vbx or an object such as that of"
             f" `learn_vbx`, got '{name}'"
         )
     if name == "ahc":
         return METHODS[name](threshold=tuning.threshold)
+    if name == "vbx":
+        return METHODS[name](**vars(read_plda()), fb=tuning.fb)
     return METHODS[name]()
 
 

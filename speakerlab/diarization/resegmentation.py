@@ -3,18 +3,24 @@
 Windows overlap and may contain two speakers. Each frame of speech is therefore assigned to the
 speaker with the highest mean cosine over the windows around it. The weight of a window decreases
 towards its ends, so that a speaker change is found between the middles of two windows.
+With a segmentation model, which hears changes more exactly and two speakers at a time, the mean of
+two probabilities takes the place of the cosine: of the model, and of the cosines.
 Letters: N windows, K speakers, T frames of a region, W frames of a window.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
+from speakerlab.diarization.local_speakers import MIN_PROB, Activity
 from speakerlab.diarization.regions import Region
+from speakerlab.diarization.windows import runs_of_true
 
 FRAME_SECONDS = 0.01
+# Cosines become probabilities by a softmax of cosine / TEMPERATURE.
+TEMPERATURE = 0.1
 
 
 class Segment(NamedTuple):
@@ -23,8 +29,8 @@ class Segment(NamedTuple):
     start: float  # seconds
     end: float
     speaker: str
-    # From 0 (halfway between two speakers) to 1 (at the speaker's centre, or the only speaker). In
-    # segments added by overlap.py: the probability that the second speaker speaks.
+    # From 0 (halfway between two speakers) to 1 (at the speaker's centre, or the only speaker).
+    # With a segmentation model: the probability that the speaker speaks.
     confidence: float
 
 
@@ -32,11 +38,13 @@ def find_segments(
     regions: Sequence[Region],
     windows: Sequence[Region],
     cosine_NK: np.ndarray,
+    activity: Activity | None = None,
 ) -> list[Segment]:
     """Return the turns of "speaker1" to "speakerK"; a region without windows has no turns.
 
     regions: disjoint. windows: from `cut_windows`, some may be left out. cosine_NK: between each
-    window and the centre of each speaker.
+    window and the centre of each speaker. activity: of the segmentation model; without it, one
+    speaker speaks at a time.
     """
     starts_N = np.array([start for start, _ in windows])
     segments: list[Segment] = []
@@ -50,6 +58,7 @@ def find_segments(
                 region,
                 windows[first:stop],
                 cosine_NK[first:stop],
+                activity,
             )
     return segments
 
@@ -58,33 +67,64 @@ def _segments_of_region(
     region: Region,
     windows: Sequence[Region],
     cosine_NK: np.ndarray,
+    activity: Activity | None,
 ) -> list[Segment]:
-    """Return the consecutive segments of one region, given its windows."""
+    """Return the segments of one region, given its windows, in order of time."""
     region_start, region_end = region
     cosine_TK = _cosines(region, windows, cosine_NK)
-    speaker_T = cosine_TK.argmax(axis=1)
-
-    # The first and last time are the region's bounds, which may be between two frames.
-    changes = np.flatnonzero(np.diff(speaker_T)) + 1
-    change_times = region_start + changes * FRAME_SECONDS
-    frames = [0, *changes.tolist(), len(speaker_T)]
-    times = [region_start, *change_times.tolist(), region_end]
+    num_frames, num_speakers = cosine_TK.shape
+    prob_TK = None
+    speakers_T2 = cosine_TK.argmax(axis=1)[:, None]
+    if activity is not None:
+        middle_T = region_start + (np.arange(num_frames) + 0.5) * FRAME_SECONDS
+        prob_TK, speakers_T2 = _most_probable(cosine_TK, activity.at(middle_T))
 
     segments: list[Segment] = []
-    frame_pairs = pairwise(frames)
-    time_pairs = pairwise(times)
-    for (first, stop), (start, end) in zip(frame_pairs, time_pairs):
-        segment_TK = cosine_TK[first:stop]
-        mean_cosine_K = segment_TK.mean(axis=0)
-        segments.append(
-            Segment(
-                start=start,
-                end=end,
-                speaker=f"speaker{speaker_T[first] + 1}",
-                confidence=confidence(mean_cosine_K),
+    for speaker in range(num_speakers):
+        speaks_T = (speakers_T2 == speaker).any(axis=1)
+        for first, stop in runs_of_true(speaks_T).tolist():
+            # The region's bounds may be between two frames.
+            start, end = region
+            if first > 0:
+                start = region_start + first * FRAME_SECONDS
+            if stop < num_frames:
+                end = region_start + stop * FRAME_SECONDS
+            if prob_TK is None:
+                sureness = confidence(cosine_TK[first:stop].mean(axis=0))
+            else:
+                sureness = float(prob_TK[first:stop, speaker].mean())
+            segments.append(
+                Segment(
+                    start=start,
+                    end=end,
+                    speaker=f"speaker{speaker + 1}",
+                    confidence=sureness,
+                )
             )
-        )
-    return segments
+    # Segments sort by their start.
+    return sorted(segments)
+
+
+def _most_probable(
+    cosine_TK: np.ndarray, activity: Activity
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return prob_TK that a speaker speaks, and the one or two speakers of each frame.
+
+    speakers_T2 has -1 where there is no second speaker.
+    """
+    of_cosines_TK = softmax(cosine_TK / TEMPERATURE, axis=1)
+    prob_TK = (activity.prob_TK + of_cosines_TK) / 2
+    order_TK = np.argsort(-prob_TK, axis=1, kind="stable")
+    # Two columns, also for a single speaker.
+    speakers_T2 = np.full((len(prob_TK), 2), -1)
+    speakers_T2[:, : order_TK.shape[1]] = order_TK[:, :2]
+    # A second speaker whom the model never hears here would be a guess.
+    second_T = speakers_T2[:, 1]
+    rows_T = np.arange(len(prob_TK))
+    is_heard_T = activity.prob_TK[rows_T, second_T] > 0
+    is_two_T = (activity.two_T >= MIN_PROB) & is_heard_T
+    speakers_T2[~is_two_T, 1] = -1
+    return prob_TK, speakers_T2
 
 
 def _cosines(

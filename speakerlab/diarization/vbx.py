@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
+from speakerlab.core.tuning import FB
 from speakerlab.diarization.clustering import centres, drop_tiny, unit_rows
 from speakerlab.diarization.spectral import Spectral
 
-# For a window every 0.75 s; for a window every 0.25 s, VBx uses 0.3 and 17.
+# For a window every 0.75 s, with FB; for a window every 0.25 s, VBx uses 0.3 and 17.
 FA = 0.2
-FB = 1.0
 # Windows per initial speaker, within the allowed number of speakers.
 START_WINDOWS = 10
 START_SHARPNESS = 7.0  # of the initial posteriors (init-smoothing of VBx)

@@ -1,7 +1,9 @@
 """Speaker diarization of a recording: who spoke when.
 
 Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. Samples are kept in a
-temporary file, so in memory only the embeddings grow with the recording.
+temporary file, so in memory only the embeddings, and the probabilities of a segmentation model,
+grow with the recording. The first three depend on the audio: `_embed_waves`; the others on all
+embeddings of a recording: `_find_speakers`.
 Letters: N windows, S samples, K clusters, D embedding dimensions.
 """
 
@@ -25,11 +27,19 @@ from speakerlab.data.convert import (
 from speakerlab.diarization.channels import remove_cross_talk
 from speakerlab.diarization.clustering import (
     MAX_SPEAKERS,
+    Clusters,
     Method,
     build_method,
     cluster,
 )
-from speakerlab.diarization.overlap import LocalSpeakers, add_overlap
+from speakerlab.diarization.local_speakers import (
+    Activity,
+    LocalSpeakers,
+    cluster_tracks,
+    find_activity,
+    find_tracks,
+    match_tracks,
+)
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.transcripts import Transcript, read_transcript
@@ -64,6 +74,8 @@ class Diarization:
     speakers: Mapping[str, np.ndarray] = field(repr=False)
     # Name -> match among the enrolled speakers; empty without `known`.
     matches: Mapping[str, Match] = field(default_factory=dict)
+    # Name -> channel, from 1; empty unless each channel was diarized apart.
+    channel_of: Mapping[str, int] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.segments)
@@ -103,6 +115,8 @@ class Diarization:
         for name, emb_D in self.speakers.items():
             seconds = round(spoken_seconds[name], 3)
             speaker: dict[str, Any] = {"seconds": seconds}
+            if name in self.channel_of:
+                speaker["channel"] = self.channel_of[name]
             # Only with `known` are speakers compared with the enrolled ones.
             if name in self.matches:
                 match = self.matches[name]
@@ -150,10 +164,11 @@ def diarize(
     """Find who spoke when in a recording of any length; audio: see `SpeakerModel.embed`.
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
-    method: "spectral", "ahc", or a clustering object such as `Ahc(threshold=0.5)` or a `Vbx` with
-    its PLDA model (None: the method in `model.tuning`). recording: name in RTTM (None: the name of
-    the file, without ending). overlap: segmentation model, opened or as a path, that finds
-    overlapping speech. vad, regions, window_seconds, step_seconds, progress: see `embed_windows`.
+    method: "spectral", "ahc", "vbx" for a model with a PLDA, or a clustering object such as
+    `Ahc(threshold=0.5)` or a `Vbx` (None: the method in `model.tuning`). recording: name in RTTM
+    (None: the name of the file, without ending). overlap: segmentation model, opened or as a path,
+    that finds overlapping speech. vad, regions, window_seconds, step_seconds, progress: see
+    `embed_windows`.
     channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
     apart, as for calls, and all other options are for each channel.
     Speakers are "speaker1", "speaker2", ..., in order of appearance; with "each" "channel1", or
@@ -178,7 +193,11 @@ def diarize(
     if max_speakers is None:
         max_speakers = max(MAX_SPEAKERS, min_speakers)
     if method is None or isinstance(method, str):
-        clustering: Method = build_method(model.tuning, method)
+        clustering: Method = build_method(
+            model.tuning,
+            method,
+            read_plda=lambda: model.read_plda(),
+        )
     else:
         clustering = method
     if recording is None:
@@ -205,8 +224,9 @@ def diarize(
             where=place,
         )
         speakers_of_waves.append(speakers_of_wave)
+    channel_of: dict[str, int] = {}
     if channels == "each":
-        segments, speakers = _join_channels(speakers_of_waves)
+        segments, speakers, channel_of = _join_channels(speakers_of_waves)
     else:
         segments, speakers = speakers_of_waves[0]
     # A recording without speech is no error: its diarization has no segments.
@@ -217,6 +237,7 @@ def diarize(
         seconds=speech_of[0].seconds,
         segments=segments,
         speakers=speakers,
+        channel_of=channel_of,
     )
     if known and segments:
         return name_known(diarization, model, far=far)
@@ -257,10 +278,16 @@ def _spool(
 WaveSpeakers = tuple[list[Segment], dict[str, np.ndarray]]
 
 
-def _join_channels(speakers_of_waves: Sequence[WaveSpeakers]) -> WaveSpeakers:
-    """Join the results of all channels; speakers are named by their channel."""
+def _join_channels(
+    speakers_of_waves: Sequence[WaveSpeakers],
+) -> tuple[list[Segment], dict[str, np.ndarray], dict[str, int]]:
+    """Join the results of all channels: segments, speakers, and the channel of each speaker.
+
+    Speakers are named by their channel.
+    """
     all_segments: list[Segment] = []
     all_speakers: dict[str, np.ndarray] = {}
+    channel_of: dict[str, int] = {}
     for number, (segments, speakers) in enumerate(speakers_of_waves, start=1):
         names = {name: f"channel{number}-{name}" for name in speakers}
         # Most channels of calls have one speaker.
@@ -269,8 +296,9 @@ def _join_channels(speakers_of_waves: Sequence[WaveSpeakers]) -> WaveSpeakers:
         all_segments += _rename(segments, names)
         for name, emb_D in speakers.items():
             all_speakers[names[name]] = emb_D
+            channel_of[names[name]] = number
     all_segments.sort(key=lambda segment: segment.start)
-    return all_segments, all_speakers
+    return all_segments, all_speakers, channel_of
 
 
 def _find_speakers(
@@ -281,11 +309,11 @@ def _find_speakers(
     max_speakers: int,
     where: str,
 ) -> WaveSpeakers:
-    """Cluster the windows of a wave."""
+    """Cluster the windows of a wave, and find the turns of the speakers."""
     if not speech.windows:
         return [], {}
-    clusters = cluster(
-        speech.emb_ND,
+    clusters, activity = _cluster(
+        speech,
         clustering,
         min_speakers=min_speakers,
         max_speakers=max_speakers,
@@ -302,15 +330,39 @@ def _find_speakers(
         speech.regions,
         speech.windows,
         clusters.cosine_NK,
+        activity,
     )
-    if speech.local is not None:
-        segments = add_overlap(
-            segments,
-            speech.windows,
-            clusters.cosine_NK,
-            speech.local,
-        )
     return _number_by_appearance(segments, clusters.centre_KD)
+
+
+def _cluster(
+    speech: "Embedded",
+    clustering: Method,
+    *,
+    min_speakers: int,
+    max_speakers: int,
+) -> tuple[Clusters, Activity | None]:
+    """Return the speakers of a wave; with a segmentation model, also when each speaks."""
+    local = speech.local
+    if local is None:
+        clusters = cluster(
+            speech.emb_ND,
+            clustering,
+            min_speakers=min_speakers,
+            max_speakers=max_speakers,
+        )
+        return clusters, None
+    tracks = find_tracks(local, speech.windows, speech.emb_ND)
+    clusters = cluster_tracks(
+        speech.emb_ND,
+        tracks,
+        clustering,
+        min_speakers=min_speakers,
+        max_speakers=max_speakers,
+    )
+    speaker_M = match_tracks(clusters, tracks)
+    num_speakers = len(clusters.centre_KD)
+    return clusters, find_activity(local, tracks, speaker_M, num_speakers)
 
 
 def _number_by_appearance(
@@ -390,7 +442,7 @@ def check_enrolled(model: Model) -> None:
     for name in model.speakers:
         other = names.setdefault(one_word(name), name)
         is_taken = other != name
-        if is_taken or re.fullmatch(r"(channel\d+-)?speaker\d+|channel\d+", name):
+        if is_taken or re.fullmatch(r"speaker\d+|channel\d+(-.*)?", name):
             owner = f"'{other}'" if is_taken else "unknown speakers"
             raise ValueError(
                 f"known: '{name}' and {owner} have the same name in RTTM; enrol the"
@@ -408,25 +460,77 @@ def name_known(
 ) -> Diarization:
     """Name speakers after the enrolled speakers whose score reaches the model's threshold.
 
-    The pairs with the best scores are named first; each enrolled name is used once.
+    See `match_enrolled`. Unknown speakers keep their names. Each channel of a call is matched
+    apart: somebody who is known on two of them, as after a transfer, is "Ann" where the score is
+    best, and "channel2-Ann" on the other one.
     """
-    # All pairs of a speaker of the recording and an enrolled speaker, best score first.
-    pairs: list[tuple[str, Match]] = []
+    channel_of = diarization.channel_of
+    embeddings_of: dict[int, dict[str, np.ndarray]] = {}
     for name, emb_D in diarization.speakers.items():
-        identification = model.rank(emb_D, far=far)
-        threshold = identification.threshold  # not None: see `check_enrolled`
+        embeddings_of.setdefault(channel_of.get(name, 1), {})[name] = emb_D
+    matches: dict[str, Match] = {}
+    for embeddings in embeddings_of.values():
+        matches |= match_enrolled(embeddings, model, far=far)
+    new_names = {name: name for name in diarization.speakers}
+    taken: set[str] = set()
+    for name, match in sorted(matches.items(), key=lambda item: -item[1].score):
+        if not match.is_known:
+            continue
+        is_elsewhere = match.name in taken
+        new_names[name] = (
+            f"channel{channel_of[name]}-{match.name}" if is_elsewhere else match.name
+        )
+        taken.add(match.name)
+
+    # In order of appearance.
+    renamed_speakers: dict[str, np.ndarray] = {}
+    renamed_matches: dict[str, Match] = {}
+    renamed_channels: dict[str, int] = {}
+    for name, emb_D in diarization.speakers.items():
+        new_name = new_names[name]
+        renamed_speakers[new_name] = emb_D
+        renamed_matches[new_name] = matches[name]
+        if name in channel_of:
+            renamed_channels[new_name] = channel_of[name]
+    return replace(
+        diarization,
+        segments=_rename(diarization, new_names),
+        speakers=renamed_speakers,
+        matches=renamed_matches,
+        channel_of=renamed_channels,
+    )
+
+
+def match_enrolled(
+    embeddings: Mapping[str, np.ndarray],
+    model: Model,
+    *,
+    far: float | None = None,
+    threshold: float | None = None,
+) -> dict[str, Match]:
+    """Return the match of each of several different speakers among the enrolled ones.
+
+    embeddings: name -> (D,). threshold: a cosine, instead of the calibrated one. The pairs with the
+    best scores are matched first; each enrolled speaker is known once. The match of an unknown
+    speaker is the one with the best score.
+    """
+    # All pairs of a speaker and an enrolled speaker, best score first.
+    pairs: list[tuple[str, Match]] = []
+    for name, emb_D in embeddings.items():
+        identification = model.rank(emb_D, far=far, threshold=threshold)
+        decided_at = identification.threshold  # not None: see `check_enrolled`
         for enrolled_name, score in identification.ranking:
             match = Match(
                 name=enrolled_name,
                 score=score,
-                threshold=threshold,
-                is_known=score >= threshold,
+                threshold=decided_at,
+                is_known=score >= decided_at,
             )
             pairs.append((name, match))
     # The sort is stable: equal scores stay in the order of appearance.
     pairs.sort(key=lambda pair: -pair[1].score)
 
-    # Two speakers of a recording never get the same name: the better score wins.
+    # Two speakers never get the same name: the better score wins.
     matches: dict[str, Match] = {}
     taken: set[str] = set()
     for name, match in pairs:
@@ -435,28 +539,11 @@ def name_known(
         if name not in matches and match.name not in taken:
             matches[name] = match
             taken.add(match.name)
-
-    new_names = {name: name for name in diarization.speakers}
-    for name, match in matches.items():
-        new_names[name] = match.name
-    # Unknown speakers keep their names; their match is the best score, which comes first.
+    # The match of the others is the best score, which comes first.
     for name, match in pairs:
         unknown = replace(match, is_known=False)
         matches.setdefault(name, unknown)
-
-    # Both in order of appearance.
-    renamed_speakers: dict[str, np.ndarray] = {}
-    renamed_matches: dict[str, Match] = {}
-    for name, emb_D in diarization.speakers.items():
-        new_name = new_names[name]
-        renamed_speakers[new_name] = emb_D
-        renamed_matches[new_name] = matches[name]
-    return replace(
-        diarization,
-        segments=_rename(diarization, new_names),
-        speakers=renamed_speakers,
-        matches=renamed_matches,
-    )
+    return matches
 
 
 class Embedded(NamedTuple):

@@ -7,6 +7,7 @@ free, S from `min_samples` on. Dates, paths and other traces of the export are r
 equal models have equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
 
+import base64
 import glob
 import hashlib
 import logging
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab import __version__
-from speakerlab.checkpoints.model_files import read_card
+from speakerlab.checkpoints.model_files import read_card, read_plda_bytes
 from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.core.atomic import replacing
 from speakerlab.core.bars import progress_bar
@@ -105,6 +106,10 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
     embedder = published.embedder
     # Without a source, the tuning was not learned: the defaults need not be stored.
     is_tuned = bool(published.tuning.source)
+    plda: str | None = None
+    if published.tuning.plda_sha256 is not None:
+        data = read_plda_bytes(published.folder, published.tuning)
+        plda = base64.b64encode(data).decode()
     return Facts(
         sample_rate=embedder.sample_rate,
         embed_dim=embedder.embed_dim,
@@ -115,6 +120,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
         frontend=published.config.frontend,
         calibration=published.calibration,
         diarization=published.tuning if is_tuned else None,
+        plda=plda,
         vad=embedder.vad,
         precision=precision,
         space=read_card(published.folder).get("space"),

@@ -4,6 +4,7 @@ The file that `export.py` writes holds the network with its front end and, as `F
 data needed at inference. Letters: B rows, S samples, D embedding dimensions.
 """
 
+import base64
 import ctypes
 import json
 import os
@@ -15,16 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.checkpoints.model_files import refuse_substitute
+from speakerlab.checkpoints.model_files import parse_plda, refuse_substitute
 from speakerlab.core.reading import parse_json
 from speakerlab.core.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.passes import PASSES
 from speakerlab.scoring.calibration import Calibration
+from speakerlab.scoring.plda import Plda
 
 INPUT, OUTPUT = "wave", "embedding"
 INSTALL = "pip install onnx onnxscript onnxruntime"
-PLAIN_TEXTS = {"sha256", "architecture", "precision"}  # the other facts are JSON
+# The other facts are JSON.
+PLAIN_TEXTS = {"sha256", "architecture", "precision", "plda"}
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,18 @@ class Facts:
     precision: str = "fp32"  # of weights and products; or int8
     # Of a student that shares its teacher's; see `model_files.space_of`.
     space: str | None = None
+    plda: str | None = None  # of vbx: the bytes of its file, in base 64
 
     def to_texts(self) -> dict[str, str]:
         """Return name -> text, the format in the file."""
         texts: dict[str, str] = {}
         facts = asdict(self)
         for name, value in facts.items():
+            if value is None:
+                continue
             if name in PLAIN_TEXTS:
                 texts[name] = value
-            elif value is not None:
+            else:
                 texts[name] = json.dumps(value, sort_keys=True)
         return texts
 
@@ -116,6 +122,16 @@ class OnnxModel:
         self.vad = None
         if facts.vad is not None:
             self.vad = replace(facts.vad, sample_rate=self.sample_rate)
+
+    def read_plda(self) -> Plda:
+        """Return the PLDA of vbx; ValueError with one line if the file has none."""
+        if self.facts.plda is None:
+            raise ValueError(
+                f"{self.source}: has no PLDA, which vbx needs; give --development DIR, or"
+                " export a model that has one"
+            )
+        data = base64.b64decode(self.facts.plda)
+        return parse_plda(data, embed_dim=self.embed_dim, where=str(self.source))
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""

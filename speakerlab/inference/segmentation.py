@@ -1,7 +1,7 @@
 """Segmentation model: which of up to three local speakers speak, in windows of 10 s.
 
 The model is a folder of the task `segmentation`, run by torch, or pyannote/segmentation-3.0 (MIT)
-in ONNX; `diarization/overlap.py` describes the output of both.
+in ONNX; `diarization/local_speakers.py` describes the output of both.
 Letters: S samples, W windows, F frames of a window, C classes.
 """
 
@@ -16,7 +16,7 @@ from speakerlab.checkpoints.model_files import SEGMENTER, find_model
 from speakerlab.core.atomic import file_sha256
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import spool_wave
-from speakerlab.diarization.overlap import (
+from speakerlab.diarization.local_speakers import (
     FIELD_SAMPLES,
     HOP_SAMPLES,
     SAMPLE_RATE,

@@ -55,7 +55,9 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.diarize import Diarization
     from speakerlab.inference.onnx_model import OnnxModel
     from speakerlab.inference.segmentation import Segmentation
+    from speakerlab.inference.stream import Stream
     from speakerlab.inference.torch_model import TorchModel
+    from speakerlab.scoring.plda import Plda
 
 log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "auto")
@@ -208,6 +210,10 @@ class SpeakerModel:
             f" {self.sample_rate} Hz, {self.precision} on {runtime.device},"
             f" {runtime.source})"
         )
+
+    def read_plda(self) -> "Plda":
+        """Return the PLDA of the clustering vbx; ValueError if the model has none."""
+        return self.runtime.read_plda()
 
     def embed(
         self,
@@ -651,6 +657,50 @@ class SpeakerModel:
             step_seconds=step_seconds,
             channels=channels,
             progress=progress,
+        )
+
+    def stream(
+        self,
+        sample_rate: int | None = None,
+        *,
+        latency: float | None = 2.0,
+        max_speakers: int | None = None,
+        threshold: float | None = None,
+        known: bool = False,
+        far: float | None = None,
+        recording: str = "stream",
+        channels: Channels = None,
+        **offline: Any,
+    ) -> "Stream":
+        """Find who spoke when in audio that comes bit by bit.
+
+            stream = model.stream(sample_rate=16000, latency=2.0)
+            for chunk in chunks:
+                for turn in stream.push(chunk): ...
+            for turn in stream.finish(): ...
+            stream.diarization.to_rttm()
+
+        latency: seconds, at least 1, after which a turn that ended is returned; turns are never
+        changed. math.inf or None: all turns are returned by `finish`, and equal those of `diarize`,
+        whose other options may then be given, too. threshold: cosine from which a window belongs to
+        a speaker (None: that of `ahc` in `model.tuning`). max_speakers: further ones are taken for
+        the nearest of these. known, far: as in `diarize`; a speaker gets the enrolled name as soon
+        as the mean embedding reaches the threshold, and earlier turns keep theirs.
+        Raises ValueError with one line, also `push` and `finish`.
+        """
+        from speakerlab.inference.stream import Stream
+
+        return Stream(
+            self,
+            sample_rate,
+            latency=latency,
+            max_speakers=max_speakers,
+            threshold=threshold,
+            known=known,
+            far=far,
+            recording=recording,
+            channels=channels,
+            **offline,
         )
 
     def classify(

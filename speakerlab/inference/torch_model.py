@@ -16,9 +16,12 @@ import torch
 from scipy.special import softmax
 
 from speakerlab.checkpoints.model_files import (
+    PLDA,
     find_model,
+    parse_plda,
     read_card,
     read_classes,
+    read_plda_bytes,
     space_of,
 )
 from speakerlab.checkpoints.published import load_published, read_tensors_of
@@ -28,6 +31,7 @@ from speakerlab.embedder import Embedder
 from speakerlab.inference.passes import PASSES
 from speakerlab.losses.head import Head
 from speakerlab.models.frames import find_pooling
+from speakerlab.scoring.plda import Plda
 from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import card_of, resolve_precision
 
@@ -125,10 +129,17 @@ class TorchModel:
         self.space = space_of(read_card(published.folder))
         self.calibration = published.calibration
         self.tuning = published.tuning
+        self.folder = published.folder
         # A verification model may have a head too, but its classes are the speakers of training.
         self.classifier: Classifier | None = None
         if published.config.task == "identification":
             self.classifier = load_classifier(published.folder)
+
+    def read_plda(self) -> Plda:
+        """Return the PLDA of vbx; ValueError with one line if the model has none."""
+        data = read_plda_bytes(self.folder, self.tuning)
+        where = str(self.folder / PLDA)
+        return parse_plda(data, embed_dim=self.embed_dim, where=where)
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
         """Return emb_BD of waves of `min_samples` to `max_samples`.

@@ -1,11 +1,13 @@
-"""Tuning of diarization for a model: its method and threshold, and a PLDA for vbx.
+"""Tuning of diarization for a model: its method and the settings of methods, and a PLDA for vbx.
 
 Letters: M windows, D embedding dimensions.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +24,24 @@ from speakerlab.diarization.windows import WINDOW_SECONDS
 from speakerlab.inference.diarize import Read, embed_windows
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.plda import learn_plda
+from speakerlab.scoring.plda import Plda, learn_plda
 from speakerlab.scoring.transforms import Development
 
+log = logging.getLogger(__name__)
 MAX_WINDOWS = 20  # of each speaker, to learn PLDA from
+# Speakers of a PLDA. With fewer, vbx is worse with any Fb: docs/diarization.md has the DERs.
+MIN_SPEAKERS = 80
 # Candidates for ahc: 0.10, 0.15, ..., 0.80.
 THRESHOLDS = [number / 20 for number in range(2, 17)]
+# Candidates for vbx: the best Fb is larger for a PLDA of fewer speakers.
+FBS = [0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+class WindowPlda(NamedTuple):
+    """PLDA of windows of a data directory, and a description of its speakers."""
+
+    plda: Plda
+    source: str
 
 
 def tune(
@@ -37,15 +51,17 @@ def tune(
     *,
     regions: Mapping[str, Sequence[Region]] | None = None,
     source: str,
+    plda: Plda | None = None,
     progress: bool = False,
 ) -> Tuning:
-    """Find the method (spectral or ahc) and the threshold of ahc with the lowest DER.
+    """Find the method with the lowest DER, the threshold of ahc, and Fb of vbx.
 
     The DER is computed without a collar and includes overlap; speech is found by energy.
     recordings: name -> audio for `diarize`, embedded once; reference: name -> its turns; regions:
-    the regions to score (None: from the first to the last turn). If several thresholds have the
-    lowest DER, the nearest to the default is taken. Raises ValueError if a recording is missing,
-    and if the reference has no speech to score.
+    the regions to score (None: from the first to the last turn). plda: None leaves out vbx. If
+    several methods have the lowest DER, the first of spectral, ahc and vbx is taken, and of several
+    settings the nearest to the default. Raises ValueError if a recording is missing, and if the
+    reference has no speech to score.
     """
     missing = reference.keys() - recordings.keys()
     if missing:
@@ -58,17 +74,26 @@ def tune(
     if not has_speech:
         raise ValueError(f"{source}: has no speech to score; check the turns")
 
-    # The first candidate is the default, spectral.
-    candidates = [Tuning()]
-    for threshold in THRESHOLDS:
-        candidates.append(Tuning("ahc", threshold))
+    # Method -> its candidates, the nearest to the default first. The first method is the default.
+    by_distance = sorted(THRESHOLDS, key=lambda t: abs(t - Tuning().threshold))
+    candidates_of = {
+        "spectral": [Tuning()],
+        "ahc": [Tuning("ahc", threshold) for threshold in by_distance],
+    }
+    if plda is not None:
+        by_ratio = sorted(FBS, key=lambda fb: abs(np.log(fb / Tuning().fb)))
+        # A digest of any PLDA: this one is not stored yet.
+        vbx = Tuning("vbx", plda_sha256="")
+        candidates_of["vbx"] = [replace(vbx, fb=fb) for fb in by_ratio]
+    candidates = [tuning for tunings in candidates_of.values() for tuning in tunings]
     # For each candidate: name of a recording -> the turns found.
     turns_of: list[dict[str, list[Turn]]] = [{} for _ in candidates]
     names = sorted(reference)
     for name in progress_bar(names, unit="recordings", shown=progress):
         speech = embed_windows(model, recordings[name])
         for candidate, found_turns in zip(candidates, turns_of):
-            clusters = cluster(speech.emb_ND, build_method(candidate))
+            method = build_method(candidate, read_plda=lambda: plda)
+            clusters = cluster(speech.emb_ND, method)
             segments = find_segments(
                 speech.regions,
                 speech.windows,
@@ -80,24 +105,23 @@ def tune(
                 turns.append(turn)
             found_turns[name] = turns
 
-    ders: list[float] = []
-    for found_turns in turns_of:
+    # Method -> its lowest DER, and the candidate with it: of equal ones the first.
+    der_of: dict[str, float] = {}
+    best_of: dict[str, Tuning] = {}
+    for candidate, found_turns in zip(candidates, turns_of):
         scored = score_recordings(reference, found_turns, regions=regions)
         errors = total(scored.values())
-        ders.append(errors.wrong / errors.scored)
-
-    # `min` compares the DERs first, then the distances from the default threshold.
-    spectral_der, *ahc_ders = ders
-    default = Tuning().threshold
-    choices: list[tuple[float, float, float]] = []
-    for ahc_der, threshold in zip(ahc_ders, THRESHOLDS):
-        distance = abs(threshold - default)
-        choices.append((ahc_der, distance, threshold))
-    ahc_der, _, threshold = min(choices)
-    return Tuning(
-        method="ahc" if ahc_der < spectral_der else "spectral",
-        threshold=threshold,
-        der={"spectral": spectral_der, "ahc": ahc_der},
+        der = errors.wrong / errors.scored
+        name = candidate.method
+        if name not in der_of or der < der_of[name]:
+            der_of[name] = der
+            best_of[name] = candidate
+    chosen = min(der_of, key=der_of.__getitem__)
+    return replace(
+        best_of[chosen],
+        threshold=best_of["ahc"].threshold,
+        fb=best_of["vbx"].fb if plda is not None else Tuning().fb,
+        der=der_of,
         source=f"{source}: {count_of(len(reference), 'recording')}",
     )
 
@@ -105,7 +129,20 @@ def tune(
 def learn_vbx(model: SpeakerModel, folder: Path, *, progress: bool = False) -> Vbx:
     """Build the method vbx; learn its PLDA from windows of a checked data directory.
 
-    Raises ValueError if the speakers or their windows are too few for the model's dimensions.
+    Warns of few speakers. Raises ValueError if the speakers or their windows are too few for the
+    model's dimensions.
+    """
+    learned = learn_window_plda(model, folder, progress=progress)
+    return Vbx(**vars(learned.plda))
+
+
+def learn_window_plda(
+    model: SpeakerModel, folder: Path, *, progress: bool = False
+) -> WindowPlda:
+    """Learn a PLDA for vbx from windows of the speakers of a checked data directory.
+
+    Warns of fewer than MIN_SPEAKERS speakers. Raises ValueError if the speakers or their windows
+    are too few for the model's dimensions.
     """
     manifest = read_manifest([folder], sample_rate=model.sample_rate)
     window_samples = round(WINDOW_SECONDS * model.sample_rate)
@@ -139,8 +176,14 @@ def learn_vbx(model: SpeakerModel, folder: Path, *, progress: bool = False) -> V
     ids = [str(row) for row in range(len(reads))]
     table = EmbeddingTable(ids, unit_MD, model.sha256)
     plda = learn_plda(Development(table, speakers))
-    return Vbx(
-        mean_D=plda.mean_D,
-        transform_DD=plda.transform_DD,
-        psi_D=plda.psi_D,
-    )
+    num_speakers = len(set(speakers))
+    if num_speakers < MIN_SPEAKERS:
+        log.warning(
+            "%s: has windows of %d speakers, few for the PLDA of vbx; give at least %d, or"
+            " compare it with other methods on your recordings",
+            folder,
+            num_speakers,
+            MIN_SPEAKERS,
+        )
+    windows = count_of(len(speakers), "window")
+    return WindowPlda(plda, f"{folder.name}: {num_speakers} speakers, {windows}")

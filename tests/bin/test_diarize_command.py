@@ -380,7 +380,7 @@ def test_a_calibration_is_stored_with_the_model_and_used(
 
     # Without its values or without the truth, it is refused.
     write_json(path, {"method": "sum"})
-    with refuses(str(path), "'ahc' or 'spectral'"):
+    with refuses(str(path), "'spectral' or 'vbx'"):
         diarized(copy, talk)
     (folder / "ref.rttm").unlink()
     with pytest.raises(FileNotFoundError, match="ref.rttm"):
@@ -430,7 +430,6 @@ def test_refusals(exp, talk, tmp_path, monkeypatch, arguments, subject, value):
     "arguments",
     [
         ["--speakers", "2", "--max-speakers", "3"],
-        ["--method", "vbx"],
         ["--development", "data"],
         ["--threshold", "0.5"],
         ["--speakers", "0"],

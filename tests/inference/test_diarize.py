@@ -332,7 +332,10 @@ def test_speech_is_found_by_the_segmentation_model_unless_vad_is_given(model, tm
         overlap=path,
         vad="energy",
     )
-    assert list(with_vad) == list(by_energy)
+    # The confidence differs: the segmentation model hears nobody.
+    assert [segment[:3] for segment in with_vad] == [
+        segment[:3] for segment in by_energy
+    ]
 
 
 @pytest.mark.parametrize("seconds", [0.3, 3.0])
@@ -473,8 +476,8 @@ def test_refusals(model, tmp_path):
     # The option --known of the command takes a file.
     with refuses("known", "'speakers.safetensors'", "load_speakers"):
         model.diarize(wave_S, known="speakers.safetensors")
-    with refuses("method", "vbx"):
-        model.diarize(wave_S, method="vbx")
+    with refuses("method", "umap"):
+        model.diarize(wave_S, method="umap")
 
 
 def test_vbx_learns_its_plda_from_a_data_directory(model, tmp_path):

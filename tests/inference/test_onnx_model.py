@@ -1,5 +1,6 @@
 """Exported models without torch: by the API, `speakerlab embed` and the examples of docs/."""
 
+import base64
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION, publish_xvector
 from refusals import refuses
+from safetensors.numpy import save
 from voices import RATE, make_wave
 
 import speakerlab
@@ -24,6 +26,7 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS / "onnx"
+PLDA = {"mean_D": np.ones(16), "transform_DD": np.eye(16), "psi_D": np.arange(16.0)}
 WITHOUT_TORCH = """
 import sys, speakerlab
 print(*speakerlab.load(sys.argv[1]).embed(sys.argv[2]))
@@ -214,9 +217,15 @@ def test_vad_and_calibration_come_with_the_file(file, with_texts):
         vad='{"range_db": 20.0}',
         calibration=calibration,
         diarization='{"threshold": 0.55}',
+        plda=base64.b64encode(save(PLDA)).decode(),
     )
     model = speakerlab.load(with_settings)
     assert model.tuning.threshold == 0.55
+    plda = model.read_plda()
+    for name, values in PLDA.items():
+        assert np.array_equal(getattr(plda, name), values)
+    with refuses(str(file), "has no PLDA", "--development"):
+        speakerlab.load(file).read_plda()
 
     # The VAD leaves three frames of the silence.
     speech_S = make_wave(0, 0, 0.4)

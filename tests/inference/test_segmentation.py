@@ -8,7 +8,7 @@ from refusals import refuses
 from toy_segmentation import write_segmentation
 from voices import RATE
 
-from speakerlab.diarization.overlap import FRAME_SECONDS
+from speakerlab.diarization.local_speakers import FRAME_SECONDS
 from speakerlab.inference.segmentation import Segmentation
 
 

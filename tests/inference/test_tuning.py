@@ -11,7 +11,9 @@ from refusals import refuses
 from speakerlab.core.reading import parse_json
 from speakerlab.core.tuning import Tuning
 from speakerlab.diarization.regions import Turn
+from speakerlab.inference import tuning
 from speakerlab.inference.tuning import tune
+from speakerlab.scoring.plda import Plda
 
 RATE = 8000
 LOUDNESS = 4000
@@ -89,6 +91,32 @@ def test_the_method_and_threshold_have_the_lowest_der():
     learned = tune(MODEL, audio, reference, source="dev")
     assert learned.method == "spectral"
     assert learned.threshold == 0.6
+
+
+def test_vbx_is_compared_where_there_is_a_plda(monkeypatch):
+    # Of the unit vectors of the model: 9 dimensions of voices, 64 of noise.
+    noise_variance = 0.3 / 64 / 1.3
+    scale_D = np.full(73, noise_variance**-0.5)
+    psi_D = np.zeros(73)
+    psi_D[:9] = 0.28 / 1.3 / noise_variance
+    plda = Plda(np.zeros(73), np.diag(scale_D), psi_D)
+    # Spectral clustering does not find a voice of 3 s.
+    wave_S, turns = talk((1, 24.0), (2, 3.0))
+    audio, reference = {"long": wave_S}, {"long": turns}
+    learned = tune(MODEL, audio, reference, source="dev", plda=plda)
+    assert [*learned.der] == ["spectral", "ahc", "vbx"]
+    assert learned.der["vbx"] < 0.05
+    # Of methods with the same DER, the first is taken.
+    assert learned.method == "ahc"
+    assert learned.fb == Tuning().fb
+
+    # Where the others fail, it is chosen.
+    monkeypatch.setattr(tuning, "THRESHOLDS", [0.1])
+    monkeypatch.setattr(tuning, "FBS", [1e6, 2.0])
+    learned = tune(MODEL, audio, reference, source="dev", plda=plda)
+    assert learned.method == "vbx"
+    assert learned.der["vbx"] < 0.05 < learned.der["ahc"]
+    assert learned.fb == 2.0
 
 
 def test_only_the_regions_are_scored():

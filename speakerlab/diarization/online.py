@@ -1,0 +1,119 @@
+"""Speakers of a stream. In: embeddings of windows, one by one. Out: speakers found so far.
+
+A window belongs to the speaker whose mean embedding is nearest, if the cosine is not far below a
+threshold; only from the threshold on, it changes this mean: a window with two voices would draw it
+towards the other one. A window that is far from all speakers waits: only a second one that
+resembles it makes a new speaker. Speakers keep their numbers. Two that turn out to be one voice
+become the earlier one. Memory is bounded by the number of speakers.
+Letters: K speakers so far, D dimensions.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speakerlab.diarization.clustering import MERGE_COSINE, unit_rows
+
+# A window waits for so many others; in simulated conversations, 4 and 1,000 are no better.
+MAX_WAIT = 8
+# A window belongs to a speaker from the threshold minus this on. Of two sets of simulated
+# conversations, less is better for readers of LibriSpeech, and more for speechocean762's children.
+BELOW_THRESHOLD = 0.1
+
+
+class Waiting(NamedTuple):
+    """Window that is far from all speakers."""
+
+    place: int  # in the order of the windows
+    unit_D: NDArray[np.float64]
+
+
+class OnlineSpeakers:
+    """Speakers found so far, each with a number that never changes."""
+
+    def __init__(self, *, threshold: float, max_speakers: int) -> None:
+        """threshold: cosine from which a window changes the mean of a speaker."""
+        self._sure_cosine = threshold
+        self._least_cosine = threshold - BELOW_THRESHOLD
+        self._max_speakers = max_speakers
+        self._num_windows = 0
+        self._num_speakers = 0  # ever found
+        # Number of a speaker -> sum of its windows, of unit length.
+        self._sum_of: dict[int, NDArray[np.float64]] = {}
+        self._merged_into: dict[int, int] = {}
+        self._waiting: list[Waiting] = []
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of the speakers, from 0 in the order in which they were found."""
+        return list(self._sum_of)
+
+    @property
+    def direction_KD(self) -> NDArray[np.float64]:
+        """Return the unit vectors of the speakers, in the order of `numbers`."""
+        return unit_rows(np.stack(list(self._sum_of.values())))
+
+    def direction_D(self, number: int) -> NDArray[np.float64]:
+        """Return the unit vector of a speaker, also of one that was merged."""
+        (unit_D,) = unit_rows(self._sum_of[self.remaining(number)][None])
+        return unit_D
+
+    def remaining(self, number: int) -> int:
+        """Return the number of the speaker that a speaker was merged into, else its own."""
+        while number in self._merged_into:
+            number = self._merged_into[number]
+        return number
+
+    def add(self, unit_D: NDArray[np.float64]) -> int | None:
+        """Add a window; return the speaker that it belongs to, None if there is none yet."""
+        self._num_windows += 1
+        if not self._sum_of:
+            return self._found(unit_D)
+        cosine_K = self.direction_KD @ unit_D
+        nearest = int(cosine_K.argmax())
+        if cosine_K[nearest] >= self._least_cosine:
+            number = self.numbers[nearest]
+            if cosine_K[nearest] < self._sure_cosine:
+                return number
+            self._sum_of[number] = self._sum_of[number] + unit_D
+            return self._merge(number)
+        if len(self._sum_of) == self._max_speakers:
+            return None
+        return self._wait(unit_D)
+
+    def _found(self, sum_D: NDArray[np.float64]) -> int:
+        """Add a speaker; return its number."""
+        number = self._num_speakers
+        self._num_speakers += 1
+        self._sum_of[number] = sum_D
+        return number
+
+    def _wait(self, unit_D: NDArray[np.float64]) -> int | None:
+        """Let a window wait; return a new speaker if others that wait resemble the window."""
+        place = self._num_windows
+        alike_D = unit_D
+        others: list[Waiting] = []
+        for window in self._waiting:
+            if place - window.place > MAX_WAIT:
+                continue
+            if window.unit_D @ unit_D >= self._least_cosine:
+                alike_D = alike_D + window.unit_D
+            else:
+                others.append(window)
+        self._waiting = others
+        if alike_D is not unit_D:
+            return self._found(alike_D)
+        self._waiting.append(Waiting(place, unit_D))
+        return None
+
+    def _merge(self, number: int) -> int:
+        """Merge a speaker with another one of the same voice; return the earlier number."""
+        cosine_K = self.direction_KD @ self.direction_D(number)
+        for other, cosine in zip(self.numbers, cosine_K):
+            if other != number and cosine >= MERGE_COSINE:
+                first, second = sorted([number, other])
+                self._sum_of[first] = self._sum_of[first] + self._sum_of.pop(second)
+                self._merged_into[second] = first
+                return first
+        return number
