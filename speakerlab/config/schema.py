@@ -248,6 +248,8 @@ class TrainingConfig(Section):
     checkpoint_every_steps: Count = 1000
     keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
     average_checkpoints: Count = 1  # the newest; their mean is published
+    # Of the weights of --init in those that are published; the rest is of the trained ones.
+    initial_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # Reaction if the model does not learn or diverges.
     on_divergence: Literal["warn", "stop"] = "warn"
 
@@ -354,6 +356,14 @@ class Config(Section):
             self._check_distil()
         if self.task == "segmentation":
             self._check_segmentation()
+        if self.training.initial_share and self.task not in {
+            "verification",
+            "segmentation",
+        }:
+            raise ValueError(
+                "training.initial_share: the weights of --init fit only tasks whose network"
+                " is used without a head or a teacher; set it to 0"
+            )
         return self
 
     @property

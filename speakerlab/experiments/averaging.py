@@ -1,4 +1,4 @@
-"""Average the models of a training's last checkpoints.
+"""Average the models of a training: its last checkpoints, and the model that it began from.
 
 Only scheduled checkpoints are averaged: the steps of other checkpoints depend on time, signals and
 validation.
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from speakerlab.checkpoints.published import publish
+from speakerlab.checkpoints.published import load_initial_network, publish
 from speakerlab.config.build import build_head, build_trained_network
-from speakerlab.config.schema import load_config
+from speakerlab.config.schema import Config, load_config
 from speakerlab.core.reading import read_text
 from speakerlab.embedder import Embedder
 from speakerlab.experiments.run_log import recorded_facts
@@ -76,6 +76,24 @@ def average_newest(
     return [read_note(folder).step for folder in folders]
 
 
+def mix_with_initial(
+    exp_dir: Path, embedder: Embedder | Segmenter, config: Config
+) -> None:
+    """Set the weights to a mean with those of --init, by `training.initial_share`.
+
+    A model that was fine-tuned on one kind of recordings gets worse on others. Half of the way back
+    it has most of what it learned, and most of what it knew: Wortsman et al., "Robust fine-tuning
+    of zero-shot models", CVPR 2022, arXiv 2109.01903.
+    """
+    share = config.training.initial_share
+    if not share:
+        return
+    initial_state = load_initial_network(exp_dir, config).state_dict()
+    for name, tensor in embedder.state_dict().items():
+        initial = initial_state[name].to(tensor.device, torch.float64)
+        tensor.copy_(torch.lerp(tensor.double(), initial, share))
+
+
 def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]:
     """Publish the mean of up to `num` checkpoints; return their steps and the model's sha256.
 
@@ -104,6 +122,7 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
             num_classes=len(classes),
         )
     steps = average_newest(exp_dir, num, embedder, head)
+    mix_with_initial(exp_dir, embedder, config)
 
     digest = publish(
         out,

@@ -362,6 +362,11 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
             f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes the"
             " model given by --init, which is missing; set it to 0, or add --init"
         )
+    if init is None and config.training.initial_share:
+        raise ValueError(
+            f"training.initial_share: {config.training.initial_share:g} is of the weights"
+            " of --init, which is missing; set it to 0, or add --init"
+        )
     digest = None
     if init is not None:
         weights = weights_name(config.task)

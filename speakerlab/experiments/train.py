@@ -18,7 +18,7 @@ from speakerlab.config.schema import Config
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
 from speakerlab.experiments import consistency, run_log
-from speakerlab.experiments.averaging import average_newest
+from speakerlab.experiments.averaging import average_newest, mix_with_initial
 from speakerlab.experiments.conversations import SegmentationValidation
 from speakerlab.experiments.corpus import Corpus, bank_sizes, has_labels
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
@@ -485,6 +485,7 @@ def train(training: Training) -> None:
     averaged_steps: list[int] = []
     if ranks.is_first:
         averaged_steps = average_checkpoints(training)
+        mix_with_initial(exp_dir, training.embedder, training.config)
     # Every rank must take part, because each may hold rows of the head.
     head_state = None if training.head is None else training.head.gather_state()
     if ranks.is_first:

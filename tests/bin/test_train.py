@@ -319,6 +319,7 @@ def test_frozen_epochs_train_the_head_only(ranks, trained, tmp_path, train):
     ("overrides", "key", "value"),
     [
         (["training.freeze_epochs=1"], "training.freeze_epochs", "--init"),
+        (["training.initial_share=0.5"], "training.initial_share", "--init"),
         (["runtime.device=cpu", "runtime.precision=fp16"], "runtime.precision", "fp16"),
         (
             ["training.global_batch=8", "runtime.micro_batch=3"],

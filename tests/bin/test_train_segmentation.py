@@ -111,6 +111,7 @@ def test_fine_tuning_on_meetings_and_simulated_conversations(
         mixture,
         "training.lr=1e-9",
         "training.num_epochs=1",
+        "training.initial_share=0.5",
     ]
     done = segment(exp, *options)
     assert "initialized from" in done.stderr

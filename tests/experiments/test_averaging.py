@@ -4,8 +4,12 @@ import pytest
 import torch
 from refusals import refuses
 
-from speakerlab.checkpoints.published import load_published
-from speakerlab.experiments.averaging import average_newest, publish_average
+from speakerlab.checkpoints.published import load_published, write_initial
+from speakerlab.experiments.averaging import (
+    average_newest,
+    mix_with_initial,
+    publish_average,
+)
 from speakerlab.inference.torch_model import load_classifier
 from speakerlab.training.writer import CheckpointWriter
 
@@ -88,3 +92,27 @@ def test_without_scheduled_checkpoints_the_last_one_is_used(
     for name, tensor in mean.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     assert f"{tmp_path}/checkpoints: none is scheduled" in caplog.text
+
+
+def test_a_share_of_the_initial_weights_is_published(exp, make_config, make_embedder):
+    config = make_config("training.initial_share=0.25")
+    config.write(exp / "config.yaml")
+    write_initial(exp, make_embedder("seed=7"))
+    publish_average(exp, 1, exp / "mean")
+    published = load_published(exp / "mean").embedder.state_dict()
+    trained = make_embedder("seed=4").state_dict()
+    initial = make_embedder("seed=7").state_dict()
+    for name, tensor in published.items():
+        mean = 0.75 * trained[name].double() + 0.25 * initial[name].double()
+        torch.testing.assert_close(tensor, mean.to(tensor.dtype))
+
+    # Without a share, nothing changes.
+    last = make_embedder("seed=4")
+    mix_with_initial(exp, last, make_config())
+    for name, tensor in last.state_dict().items():
+        assert torch.equal(tensor, trained[name])
+
+
+def test_a_share_of_the_initial_weights_is_refused_beside_a_head(make_config):
+    with refuses("training.initial_share"):
+        make_config("task=identification", "training.initial_share=0.5")
