@@ -44,6 +44,7 @@ COMMANDS = {
     "enroll": "enrol a speaker from recordings",
     "identify": "identify the enrolled speaker of a recording",
     "diarize": "find who spoke when in recordings",
+    "link": "find who is the same person in diarized recordings",
     "words": "add speakers to the words of transcripts, from turns in RTTM",
     "calibrate": "learn a model's calibration from a data directory",
     "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",

@@ -99,14 +99,16 @@ class Pool:
         origin_I = np.repeat(drawn, sizes)
         has_copies = origin_I[pairs.enrol_N] == origin_I[pairs.test_N]
         is_kept_N = pairs.is_target_N | ~has_copies
-        kept = TrialPairs(
+        kept_pairs = TrialPairs(
             enrol_N=pairs.enrol_N[is_kept_N],
             test_N=pairs.test_N[is_kept_N],
             enrol_speaker_N=pairs.enrol_speaker_N[is_kept_N],
             test_speaker_N=pairs.test_speaker_N[is_kept_N],
             num_repeats=pairs.num_repeats,
         )
-        return Corpus(kept, {name: emb_UD[row_I] for name, emb_UD in self.emb.items()})
+        return Corpus(
+            kept_pairs, {name: emb_UD[row_I] for name, emb_UD in self.emb.items()}
+        )
 
 
 class Synthetic:
@@ -228,7 +230,7 @@ def test_claims(
         rng = np.random.default_rng([seed, num_speakers])
         corpus = population.draw(rng, num_speakers)
         candidates = [
-            made_up(name, found) for name, found in corpus.estimates().items()
+            made_up(name, estimates) for name, estimates in corpus.estimates().items()
         ]
         for candidate in candidates:
             interval = candidate.estimates[RECORDED].interval()
@@ -291,16 +293,16 @@ def test_numbers_of_speakers(
     decided: list[bool] = []
     for seed in range(num_corpora):
         rng = np.random.default_rng([seed, num_speakers, 1])
-        found = population.draw(rng, num_speakers).estimates()
+        estimates = population.draw(rng, num_speakers).estimates()
         (comparison,) = choosing.compare_all(
-            [made_up(best, found[best]), made_up(second, found[second])]
+            [made_up(best, estimates[best]), made_up(second, estimates[second])]
         )
-        more = comparison.more_speakers
-        if more is None or num_speakers + more > MAX_NAMED:
+        num_missing = comparison.more_speakers
+        if num_missing is None or num_speakers + num_missing > MAX_NAMED:
             continue
-        found = population.draw(rng, num_speakers + more).estimates()
+        estimates = population.draw(rng, num_speakers + num_missing).estimates()
         (comparison,) = choosing.compare_all(
-            [made_up(best, found[best]), made_up(second, found[second])]
+            [made_up(best, estimates[best]), made_up(second, estimates[second])]
         )
         better = comparison.better
         decided.append(better is not None and better.name == best)
@@ -318,6 +320,7 @@ def made_up(name: str, estimate: choosing.EerEstimate) -> Candidate:
         megabytes=1.0,
         ms_per_second=1.0,
         num_trained=0,
+        training_data="",
         estimates={RECORDED: estimate},
         threshold=None,
         p_miss=None,

@@ -15,6 +15,7 @@ from speakerlab.bin import extract
 from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import find_model, read_classes, read_settings
+from speakerlab.core import process
 from speakerlab.core.atomic import check_writable, write_json
 from speakerlab.core.counting import count_of
 from speakerlab.core.reading import read_json
@@ -41,8 +42,8 @@ SECONDS_PER_TIMING = 2.0
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Model as it was given, and its folder."""
+class ModelFolder:
+    """Folder of a model, and the name by which it was given."""
 
     name: str
     folder: Path
@@ -54,39 +55,68 @@ def main(arguments: Sequence[str]) -> None:
     check_writable(args.out / RESULTS)
     refuse_other_data(args)
     failed: dict[str, str] = {}
-    opened = open_models(args.models, failed)
-    candidates = measure(args, opened, failed)
+    folders = find_models(args.models, failed)
+    candidates = measure(args, folders, failed)
     if not candidates:
         raise ValueError("--models: none of them could be measured; see above")
     report(args, candidates, failed)
+    if failed:
+        log.error(
+            "%d of %s could not be measured",
+            len(failed),
+            count_of(len(args.models), "model"),
+        )
+        raise SystemExit(process.EXIT_INPUT)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("choose", __doc__)
-    data = (
+    options.add(
+        "--data DIR",
         "checked data directory with labels, or a folder with a folder of recordings for"
-        " each speaker"
+        " each speaker",
+        required=True,
     )
-    options.add("--data DIR", data, required=True)
-    names = (
-        f"experiments, model folders or hub:NAME (default: {' '.join(USUAL_MODELS)})"
+    options.add(
+        "--models MODEL",
+        f"experiments, model folders or hub:NAME (default: {' '.join(USUAL_MODELS)})",
+        nargs="+",
+        default=list(USUAL_MODELS),
     )
-    options.add("--models MODEL", names, nargs="+", default=list(USUAL_MODELS))
-    out = "folder for embeddings, which are kept, and results"
-    options.add("--out DIR", out, default=Path("choice"))
+    options.add(
+        "--out DIR",
+        "folder for embeddings, which are kept, and results",
+        default=Path("choice"),
+    )
     options.add("--far RATE", "false-accept rate of the thresholds", default=0.01)
     options.add_treatments("also measure with test sides")
     options.set_defaults(durations=["2"], codecs=["gsm"])
-    snr = "also measure with noise at so many dB on the test sides, or none"
-    options.add("--snr DB", snr, nargs="+", default=["10"])
-    noise = "data directory of noise recordings (default: pink noise)"
-    options.add("--noise DIR", noise)
-    number = "use so many utterances, of as many speakers as possible"
-    options.add("--utterances N", number, least=4, default=1000)
-    each = "use at most so many utterances of each speaker"
-    options.add("--per-speaker K", each, least=2, default=20)
-    seconds = "cut longer utterances to so many seconds (default: whole)"
-    options.add("--seconds S", seconds, least=0.1)
+    options.add(
+        "--snr DB",
+        "also measure with noise at so many dB on the test sides, or none",
+        nargs="+",
+        default=["10"],
+    )
+    options.add(
+        "--noise DIR", "data directory of noise recordings (default: pink noise)"
+    )
+    options.add(
+        "--utterances N",
+        "use so many utterances, of as many speakers as possible",
+        least=4,
+        default=1000,
+    )
+    options.add(
+        "--per-speaker K",
+        "use at most so many utterances of each speaker",
+        least=2,
+        default=20,
+    )
+    options.add(
+        "--seconds S",
+        "cut longer utterances to so many seconds (default: whole)",
+        least=0.1,
+    )
     options.add_gpus("to embed with; times are those of the CPU")
     args = options.parse_args(arguments)
     if args.utterances > MAX_UTTERANCES:
@@ -130,27 +160,27 @@ def refuse_other_data(args: Namespace) -> None:
         )
 
 
-def open_models(names: Sequence[Path], failed: dict[str, str]) -> list[Opened]:
+def find_models(names: Sequence[Path], failed: dict[str, str]) -> list[ModelFolder]:
     """Return the models that exist, each once; add the others to `failed` with the reason."""
-    opened: list[Opened] = []
-    folders: set[Path] = set()
+    models: list[ModelFolder] = []
+    places: set[Path] = set()
     for path in names:
         name = str(path)
         try:
             folder = local(path)
-            model_folder = find_model(folder).resolve()
+            place = find_model(folder).resolve()
             sample_rate = read_settings(folder)["frontend"]["sample_rate"]
         except (ValueError, OSError) as error:
             note_failure(name, error, failed)
             continue
-        if model_folder in folders:
+        if place in places:
             log.warning("%s: is given twice, and is measured once", name)
             continue
-        folders.add(model_folder)
-        opened.append(Opened(name, folder, sample_rate))
-    if not opened:
+        places.add(place)
+        models.append(ModelFolder(name, folder, sample_rate))
+    if not models:
         raise ValueError("--models: none of them could be opened; see above")
-    return opened
+    return models
 
 
 def note_failure(name: str, error: Exception, failed: dict[str, str]) -> None:
@@ -161,15 +191,21 @@ def note_failure(name: str, error: Exception, failed: dict[str, str]) -> None:
 
 
 def measure(
-    args: Namespace, opened: Sequence[Opened], failed: dict[str, str]
+    args: Namespace, models: Sequence[ModelFolder], failed: dict[str, str]
 ) -> "list[Candidate]":
     """Measure each model; those that fail are left out."""
-    from speakerlab.experiments.choosing_data import Limits, at_rate, open_base
+    from speakerlab.experiments.choosing_data import (
+        Limits,
+        read_utterances,
+        resampled,
+    )
 
     limits = Limits(args.utterances, args.per_speaker)
     # Of a folder, whose recordings may have any rate.
-    highest_rate = max(model.sample_rate for model in opened)
-    base = open_base(args.data, args.out, limits, sample_rate=highest_rate)
+    highest_rate = max(model.sample_rate for model in models)
+    base = read_utterances(args.data, args.out, limits, sample_rate=highest_rate)
+    # Before the work: a wrong --noise is no fault of a model.
+    treatments = [*args.treatments, *noise_of(args, base)]
     log.info(
         "%s: %s of %s",
         args.data,
@@ -177,16 +213,21 @@ def measure(
         count_of(len(np.unique(base.speaker_N)), "speaker"),
     )
     candidates: list[Candidate] = []
-    for model in opened:
+    for model in models:
         try:
-            manifest = at_rate(base, args.out, sample_rate=model.sample_rate)
-            candidates.append(measure_model(args, model, manifest))
+            manifest = resampled(base, args.out, sample_rate=model.sample_rate)
+            candidates.append(measure_model(args, model, manifest, treatments))
         except (ValueError, OSError, ImportError) as error:
             note_failure(model.name, error, failed)
     return candidates
 
 
-def measure_model(args: Namespace, model: Opened, manifest: "Manifest") -> "Candidate":
+def measure_model(
+    args: Namespace,
+    model: ModelFolder,
+    manifest: "Manifest",
+    treatments: Sequence[Treatment],
+) -> "Candidate":
     """Load a model, time it, embed the utterances in each condition, and score all pairs."""
     from speakerlab.checkpoints.published import load_published
     from speakerlab.experiments.choosing import (
@@ -195,6 +236,7 @@ def measure_model(args: Namespace, model: Opened, manifest: "Manifest") -> "Cand
         TrialPairs,
         find_threshold,
     )
+    from speakerlab.experiments.model_card import describe
     from speakerlab.inference.workers import share_threads
 
     log.info("%s: measuring", model.name)
@@ -203,10 +245,15 @@ def measure_model(args: Namespace, model: Opened, manifest: "Manifest") -> "Cand
     published = load_published(model.folder)
     weights = published.folder / "embedder.safetensors"
     ms_per_second = time_model(published)
-    trained = set(read_classes(model.folder))
+    trained = training_speakers(published)
+    if trained is None:
+        log.warning("%s: training speakers unknown", model.name)
     present = {manifest.speakers[number] for number in manifest.speaker_N.tolist()}
+    card = dict(describe(published.folder))
 
-    tables = embed_conditions(args, model, published, manifest, num_threads=num_threads)
+    tables = embed_conditions(
+        args, treatments, published, manifest, num_threads=num_threads
+    )
     pairs = TrialPairs.of_speakers(manifest.speaker_N.astype(np.int64))
     enrol_ID = tables[RECORDED]
     ids = list(manifest.ids)
@@ -223,7 +270,8 @@ def measure_model(args: Namespace, model: Opened, manifest: "Manifest") -> "Cand
         sample_rate=model.sample_rate,
         megabytes=weights.stat().st_size / 1e6,
         ms_per_second=ms_per_second,
-        num_trained=len(trained & present),
+        num_trained=None if trained is None else len(trained & present),
+        training_data="; ".join(card["training data"]),
         estimates={
             condition: pairs.estimate(scores_N)
             for condition, scores_N in scores_of.items()
@@ -232,6 +280,15 @@ def measure_model(args: Namespace, model: Opened, manifest: "Manifest") -> "Cand
         p_miss=p_miss,
         num_others=int(np.count_nonzero(~pairs.is_target_N)),
     )
+
+
+def training_speakers(published: "Published") -> set[str] | None:
+    """Return the names of the speakers that a model was trained on; None if it has none."""
+    names = read_classes(published.folder)
+    # The classes may also be languages, for example.
+    if not names or not published.config.data.has_speaker_labels:
+        return None
+    return set(names)
 
 
 def time_model(published: "Published") -> float:
@@ -256,7 +313,7 @@ def time_model(published: "Published") -> float:
 
 def embed_conditions(
     args: Namespace,
-    model: Opened,
+    treatments: Sequence[Treatment],
     published: "Published",
     manifest: "Manifest",
     *,
@@ -272,14 +329,14 @@ def embed_conditions(
     facts: dict[str, Any] = {"precision": "fp32", "vad": published.config.vad}
     if args.seconds is not None:
         facts["cut_seconds"] = args.seconds
-    treatments: dict[Condition, Treatment] = {RECORDED: UNTREATED}
-    for treatment in [*args.treatments, *noise_of(args, model.sample_rate)]:
+    treatment_of: dict[Condition, Treatment] = {RECORDED: UNTREATED}
+    for treatment in treatments:
         if treatment.name:  # else as recorded
-            treatments[treatment.condition, treatment.value] = treatment
+            treatment_of[treatment.condition, treatment.value] = treatment
 
     folder = args.out / EMBEDDINGS / published.sha256[:16]
     tables: dict[Condition, np.ndarray] = {}
-    for condition, treatment in treatments.items():
+    for condition, treatment in treatment_of.items():
         if args.seconds is not None:
             treatment = cut_to(treatment, args.seconds)
         table = plan_extraction(
@@ -304,19 +361,22 @@ def embed_conditions(
     return tables
 
 
-def noise_of(args: Namespace, sample_rate: int) -> list[Treatment]:
-    """Return the treatments of --snr."""
+def noise_of(args: Namespace, base: "Manifest") -> list[Treatment]:
+    """Return the treatments of --snr; base: the utterances before their conversion."""
     from speakerlab.experiments.choosing_data import Noisy
 
     noises = ()
     if args.noise is not None:
-        noises = find_recordings(args.noise, sample_rate=sample_rate)
+        noises = find_recordings(args.noise, sample_rate=base.sample_rate)
         if not noises:
             raise ValueError(
                 f"--noise: {args.noise} has no wav.scp with recordings; give a data"
                 " directory of noise"
             )
-    return [Noisy(snr_db=ratio, noises=noises) for ratio in args.snrs]
+    treatments = [Noisy(base=base, snr_db=ratio, noises=noises) for ratio in args.snrs]
+    if treatments:
+        treatments[0].read(base.ids[0])  # raises ValueError if all noise is silent
+    return [*treatments]
 
 
 def report(

@@ -137,7 +137,7 @@ def embed_windows(
     is_single = len(files) == 1
     for name, path in progress_bar(files.items(), unit="files", shown=not is_single):
         try:
-            found: Any = model.embed_windows(
+            embedded: Any = model.embed_windows(
                 path,
                 window=args.window,
                 step=args.step,
@@ -150,10 +150,10 @@ def embed_windows(
         # Of the recording or of each of its channels.
         windows_of: dict[str, Windows] = {}
         if args.channel == "each":
-            for number, windows_of_channel in enumerate(found, start=1):
+            for number, windows_of_channel in enumerate(embedded, start=1):
                 windows_of[f"{name}-{number}"] = windows_of_channel
         else:
-            windows_of[name] = found
+            windows_of[name] = embedded
         for recording, (times_W2, emb_WD) in windows_of.items():
             # By number, because windows can begin within the same millisecond.
             for number, (start, end) in enumerate(times_W2.tolist(), start=1):

@@ -10,35 +10,42 @@ from speakerlab.bin.classify import TASK
 from speakerlab.bin.command import parser
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.counting import count_of
+from speakerlab.experiments.paper_layout import (
+    COLUMN_CM,
+    PAGE_CM,
+    Size,
+    paper_style,
+    save_figure,
+)
 
 if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
-    from speakerlab.experiments.paper_figures import Size
     from speakerlab.experiments.results import Row
     from speakerlab.experiments.systems import Scored
 
 log = logging.getLogger(__name__)
 KINDS = ("det", "scores", "roc", "duration", "confusion")
 FORMATS = (".pdf", ".svg", ".png")
-# In cm: those of Interspeech and Odyssey, which are narrower than those of ICASSP and IEEE.
-WIDTHS = {"column": 8.0, "page": 17.0}
+WIDTHS = {"column": COLUMN_CM, "page": PAGE_CM}
 MIN_WIDTH, MAX_WIDTH = 5.0, 30.0
+WITH_PRIORS = ("det", "roc", "scores")  # figures that mark minDCFs
+MAX_PRIORS = 5  # as many as have their own markers and dashes beside those of the EER
 
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
-    from speakerlab.experiments import paper_figures
+    from speakerlab.experiments.paper_confusion import confusion_figure
     from speakerlab.experiments.plots import import_matplotlib
 
     # Before the work, which may take minutes.
     check_writable(args.out)
     import_matplotlib()
-    size = paper_figures.Size(args.width, args.font_size)
-    with paper_figures.paper_style(size):
+    size = Size(args.width, args.font_size)
+    with paper_style(size):
         if args.kind == "confusion":
-            figure = paper_figures.confusion_figure(read_confusions(args), size)
+            figure = confusion_figure(read_confusions(args), size)
         else:
             figure = draw(args, read_scored(args), size)
-        paper_figures.save_figure(figure, args.out)
+        save_figure(figure, args.out)
         width, height = 2.54 * figure.get_size_inches()
     log.info(
         "%s: wrote a figure of %.1f x %.1f cm with text of %g pt; include it at this"
@@ -72,14 +79,16 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--font-size PT", "size of the text in points", least=4.0, default=8.0)
     options.add(
         "--p-target P",
-        "target priors of the minDCF that det, roc and scores mark",
+        "target priors of the minDCF that det, roc and scores mark (default: 0.01)",
         nargs="+",
-        default=[0.01],
+        default=None,
     )
     options.add("--intervals", "det: also draw 95 %% intervals of the curves")
     options.add("--data NAME", "confusion: data directory, if several were classified")
     args = options.parse_args(arguments)
     check(args)
+    # Each prior once.
+    args.p_target = list(dict.fromkeys(args.p_target or [0.01]))
     return args
 
 
@@ -106,6 +115,16 @@ def check(args: Namespace) -> None:
         )
     if args.intervals and args.kind != "det":
         raise ValueError(f"--intervals: is for det, not for {args.kind}; leave it out")
+    if args.p_target is not None and args.kind not in WITH_PRIORS:
+        raise ValueError(
+            f"--p-target: is for {', '.join(WITH_PRIORS)}, not for {args.kind}; leave it"
+            " out"
+        )
+    if args.p_target is not None and len(set(args.p_target)) > MAX_PRIORS:
+        raise ValueError(
+            f"--p-target: a figure marks at most {MAX_PRIORS} priors, got"
+            f" {len(args.p_target)}; choose some"
+        )
     if len(args.trials) > 1:
         raise ValueError(
             f"--trials: a figure has one list, got {len(args.trials)}; draw one figure for"
@@ -151,7 +170,7 @@ def read_scored(args: Namespace) -> "list[Scored]":
     return require_scores(lists[0], systems, results)
 
 
-def draw(args: Namespace, scored: "Sequence[Scored]", size: "Size") -> Any:
+def draw(args: Namespace, scored: "Sequence[Scored]", size: Size) -> Any:
     """Return the figure."""
     from speakerlab.experiments import paper_figures
 

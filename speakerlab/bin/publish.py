@@ -29,6 +29,12 @@ def main(arguments: Sequence[str]) -> None:
             licence=args.licence,
             force=args.force,
         )
+        log.info(
+            "%s: written to a folder; %s%s publishes it",
+            folder,
+            huggingface.PREFIX,
+            args.to if is_repository_name(args.to) else "owner/name",
+        )
         sys.stdout.write(f"{folder}\n")
         return
 
@@ -52,9 +58,18 @@ def main(arguments: Sequence[str]) -> None:
             private=args.private,
             force=args.force,
         )
-    log.info("%s: published, see %s", args.to, huggingface.page_of(args.to))
+    log.info("%s: published, see %s", args.to, huggingface.page_here(args.to))
     # For scripts: the name that always means this model.
     sys.stdout.write(f"{pinned}\n")
+
+
+def is_repository_name(text: str) -> bool:
+    """Return whether a text would be a repository with `hf:` before it."""
+    try:
+        huggingface.parse(f"{huggingface.PREFIX}{text}")
+    except ValueError:
+        return False
+    return True
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

@@ -15,6 +15,7 @@ FORMATS = ("latex", "markdown", "csv")
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
     from speakerlab.experiments import paper_table
+    from speakerlab.experiments.paper_layout import PAGE_CM
     from speakerlab.experiments.systems import (
         read_lists,
         read_systems,
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     for note in table.notes:
         log.warning("%s", note)
     if args.format == "latex":
-        warn_of_width(paper_table.latex_width_cm(table), paper_table.PAGE_CM)
+        warn_of_width(paper_table.latex_width_cm(table), PAGE_CM)
     text = paper_table.FORMATS[args.format](table)
     if args.out is None:
         sys.stdout.write(text)

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,16 @@ def pair(
             f" {next(iter(transcripts), 'none')} and {next(iter(recordings), 'none')};"
             " rename the transcripts"
         )
-    lacking = [
-        ("recording", "transcript", sorted(recordings.keys() - by_name.keys())),
-        ("transcript", "recording", sorted(by_name.keys() - recordings.keys())),
-    ]
-    for noun, other, names in lacking:
-        if names:
-            number = count_of(len(names), noun)
-            log.warning("%s: %s without a %s, as %s", where, number, other, names[0])
+    warn_without(where, recordings.keys() - by_name.keys(), "recording", "transcript")
+    warn_without(where, by_name.keys() - recordings.keys(), "transcript", "recording")
     return {name: transcripts[by_name[name]] for name in common}
+
+
+def warn_without(where: Path, names: AbstractSet[str], noun: str, partner: str) -> None:
+    """Warn of recordings without a transcript, or of transcripts without a recording."""
+    if names:
+        number = count_of(len(names), noun)
+        log.warning("%s: %s without a %s, as %s", where, number, partner, min(names))
 
 
 def write_words(
@@ -94,6 +96,7 @@ def write_words(
             text = json.dumps(spoken.to_json(), indent=1)
         write_text(out / f"{stem}.json", text + "\n")
 
+    warn_of_words_without_times(name, spoken)
     num_unknown = sum(word.speaker is None for word in spoken)
     noun = "word" if spoken.has_word_times else "cue"
     log.info(
@@ -103,5 +106,27 @@ def write_words(
         log.warning(
             "%s: most of the transcript is outside of all turns; check that it is of"
             " this recording, with times in seconds",
+            name,
+        )
+
+
+def warn_of_words_without_times(name: str, transcript: Transcript) -> None:
+    """Warn of words that SRT or CTM leave out, because their times are unknown."""
+    if transcript.num_not_in_srt:
+        log.warning(
+            "%s: %s left out of the SRT: neither they nor their segments have times",
+            name,
+            count_of(transcript.num_not_in_srt, "word"),
+        )
+    if transcript.has_word_times and transcript.num_not_in_ctm:
+        log.warning(
+            "%s: %s (words or segments) left out of the CTM: no times of words",
+            name,
+            count_of(transcript.num_not_in_ctm, "entry"),
+        )
+    if not transcript.has_word_times and transcript.document is not None:
+        log.warning(
+            "%s: no CTM is written: the transcript has no times of words; transcribe with"
+            " word timestamps",
             name,
         )

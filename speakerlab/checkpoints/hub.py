@@ -38,6 +38,7 @@ from speakerlab.checkpoints.model_files import (
     SEGMENTER,
     read_card,
     read_source,
+    weights_in,
 )
 from speakerlab.core import huggingface
 from speakerlab.core.atomic import alone, file_sha256, write_json
@@ -134,12 +135,12 @@ def upload(
     if private and not present.private:
         raise ValueError(
             f"{model}: exists and is public; make it private on"
-            f" {huggingface.page_of(model)}/settings, or leave --private out"
+            f" {huggingface.page_here(model)}/settings, or leave --private out"
         )
     files = {sibling.rfilename for sibling in present.siblings or ()}
     pinned = f"{huggingface.PREFIX}{name}@{present.sha}"
     digest = _remote_sha256(pinned, files)
-    ours = read_card(folder)["sha256"]
+    ours = read_card(folder, weights_in(folder))["sha256"]
     if digest not in (None, ours) and not force:
         raise ValueError(f"{model}: holds another model; use --force to replace it")
 

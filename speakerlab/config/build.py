@@ -161,9 +161,8 @@ def build_network(config: Config) -> tuple[Any, Any]:
     frontend = build_frontend(config)
     backbone = build_backbone(config, frontend)
     if config.task == "segmentation":
-        num_frames = frontend.num_frames(crop_samples(config))
-        least: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
-        if num_frames < least:
+        least: int = backbone.min_samples  # pyright: ignore[reportAssignmentType]
+        if crop_samples(config) < least:
             raise ValueError(
                 f"data.crop_seconds: {config.data.crop_seconds:g} s are too short for"
                 f" {config.model.name}; use 10"

@@ -17,8 +17,8 @@ from speakerlab.core import bars
 
 PREFIX = "hf:"
 WEBSITE = "https://huggingface.co"
-# A part of a name; two hyphens in a row and a final .git are not allowed there.
-PART = r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*"
+# A part of a name; two hyphens or dots in a row and a final .git are not allowed there.
+PART = r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9][\w.-]*"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 INSTALL = "pip install huggingface_hub"
@@ -98,8 +98,14 @@ def origin_of(folder: Path) -> str | None:
 
 
 def page_of(model: str) -> str:
-    """Return the address of a repository's page."""
+    """Return the address of a repository's page for records, which name no mirror."""
     return f"{WEBSITE}/{parse(model).name}"
+
+
+def page_here(model: str) -> str:
+    """Return the address of a repository's page on the mirror in use, for messages."""
+    mirror = require_package(model).constants.ENDPOINT  # that of HF_ENDPOINT
+    return f"{mirror}/{parse(model).name}"
 
 
 @contextmanager
@@ -124,8 +130,7 @@ def explain(model: str, error: Exception) -> tuple[str, str]:
         if not isinstance(error.__cause__, Exception):
             break
         error = error.__cause__
-    is_unknown = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
-    if isinstance(error, is_unknown):
+    if isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
         return (
             "it is not in the cache, and HF_HUB_OFFLINE forbids to download it",
             "unset HF_HUB_OFFLINE, or copy the cache of another machine",
@@ -133,12 +138,12 @@ def explain(model: str, error: Exception) -> tuple[str, str]:
     if isinstance(error, errors.GatedRepoError):
         return (
             "it is gated",
-            f"ask for access on {page_of(model)}, and {LOG_IN}",
+            f"ask for access on {page_here(model)}, and {LOG_IN}",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return (
             f"it has no revision {parse(model).revision}",
-            f"see {page_of(model)}/commits for its branches and commits",
+            f"see {page_here(model)}/commits for its branches and commits",
         )
     if isinstance(error, errors.LocalTokenNotFoundError):
         return "there is no token", LOG_IN

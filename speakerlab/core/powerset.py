@@ -1,4 +1,4 @@
-"""The sets of local speakers that a segmentation network tells apart, frame by frame.
+"""The sets of local speakers that a segmentation network distinguishes, frame by frame.
 
 Numbered as in pyannote/segmentation-3.0: nobody, each of three speakers alone, each pair.
 Letters: C sets of speakers ("classes"), L local speakers.
@@ -10,6 +10,7 @@ import numpy as np
 
 MAX_SPEAKERS = 3  # in a window
 MAX_AT_ONCE = 2  # in a frame
+UNKNOWN = -1  # in place of 0 or 1: nothing is known about a frame
 
 
 def speaker_sets(max_speakers: int, max_at_once: int) -> np.ndarray:

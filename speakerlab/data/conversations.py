@@ -20,12 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from speakerlab.core.batch import Crop, PlacedTurn
-from speakerlab.core.powerset import MAX_SPEAKERS
+from speakerlab.core.powerset import MAX_SPEAKERS, UNKNOWN
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.loader import DrawFunctions, Slot, TrainCrops
 from speakerlab.data.manifest import Manifest
 
-UNKNOWN = -1  # in place of 0 or 1: nothing is known about a frame
 TURN_DRAWS = "conversation"  # the name of the draws of a simulated conversation
 MIN_TURN_SECONDS = 0.3  # a short word
 BACKCHANNEL_SECONDS = (0.3, 1.0)
@@ -159,8 +158,7 @@ class ConversationCrops(TrainCrops):
     def draw(self, slot: Slot) -> Crop:
         """Return a window with all its draws, but without samples."""
         crop = super().draw(slot)
-        part = int(self.manifest.part_N[crop.row])
-        rows = self.speakers_of_parts[part]
+        rows = self._speakers_around(crop.row)
         rng = self._seek(TURN_DRAWS, slot)
         if rows is None:
             return replace(crop, first=self._draw_start(crop.row, rng))
@@ -168,7 +166,8 @@ class ConversationCrops(TrainCrops):
 
     def read(self, crop: Crop) -> Crop:
         """Return the window with its samples, and who speaks when."""
-        if crop.turns:
+        # Not by its turns: in a simulated window, too, nobody may speak.
+        if self._speakers_around(crop.row) is not None:
             mixed_S, active_KS = self._mix(crop.turns)
             speech_KF = label_frames(active_KS, self.grid)
             crop = replace(crop, wave_S=mixed_S, speech_KF=speech_KF)
@@ -180,13 +179,18 @@ class ConversationCrops(TrainCrops):
 
     def fetch(self, crop: Crop) -> np.ndarray:
         """Return wave_S, int16, of a recording, or of all turns of a simulated conversation."""
-        if not crop.turns:
+        if self._speakers_around(crop.row) is None:
             length = int(self.manifest.num_samples_N[crop.row])
             num_samples = min(self.crop_samples, length - crop.first)
             wave_S = self.manifest.read(crop.row, crop.first, num_samples)
             return np.pad(wave_S, (0, self.crop_samples - num_samples))
         waves = [self._read_turn(turn)[0] for turn in crop.turns]
-        return np.concatenate(waves)
+        return np.concatenate([np.zeros(0, dtype=np.int16), *waves])
+
+    def _speakers_around(self, row: int) -> SpeakerRows | None:
+        """Return the speakers to simulate conversations from, None for a row with turns."""
+        part = int(self.manifest.part_N[row])
+        return self.speakers_of_parts[part]
 
     def starts(self, row: int) -> list[int]:
         """Return the first samples of windows that follow each other in a recording."""
@@ -221,11 +225,13 @@ class ConversationCrops(TrainCrops):
         style = self.style
         rate = self.manifest.sample_rate
         fewest, most = style.speakers
-        num_speakers = min(int(rng.integers(fewest, most + 1)), len(rows))
+        wanted_speakers = int(rng.integers(fewest, most + 1))
+        num_speakers = min(wanted_speakers, len(rows))
         first_speaker = rows.find(int(self.manifest.speaker_N[row]))
-        # Others without a look at all speakers, of which there may be a million.
-        others = rng.choice(len(rows) - 1, num_speakers - 1, replace=False)
-        speakers = [first_speaker, *(others + (others >= first_speaker)).tolist()]
+        # The first speaker is skipped without a list of all, of which there may be a million.
+        companions = rng.choice(len(rows) - 1, num_speakers - 1, replace=False)
+        companions = companions + (companions >= first_speaker)
+        speakers = [first_speaker, *companions.tolist()]
         gain_K = rng.normal(0.0, style.level_db, num_speakers).tolist()
         end_K = [-math.inf] * num_speakers  # of the last turn of each
         turns: list[PlacedTurn] = []
@@ -234,10 +240,12 @@ class ConversationCrops(TrainCrops):
             """Add a turn, as long as an utterance lasts; return its end."""
             spoken = rows.draw(speakers[speaker], rng)
             available = int(self.manifest.num_samples_N[spoken])
-            wanted = round(max(seconds, MIN_TURN_SECONDS) * rate)
-            num_samples = min(wanted, available)
-            first = int(rng.integers(available - num_samples + 1))
-            start = max(start, end_K[speaker] + BREATH_SECONDS * rate)
+            seconds = max(seconds, MIN_TURN_SECONDS)
+            num_samples = min(round(seconds * rate), available)
+            num_unused = available - num_samples
+            first = int(rng.integers(num_unused + 1))
+            earliest = end_K[speaker] + BREATH_SECONDS * rate
+            start = max(start, earliest)
             turn = PlacedTurn(
                 row=spoken,
                 first=first,
@@ -256,28 +264,31 @@ class ConversationCrops(TrainCrops):
         speaker = int(rng.integers(num_speakers))
         while time < self.crop_samples:
             begin = max(time, end_K[speaker])
-            end = say(speaker, time, rng.exponential(style.turn_seconds))
-            other = speaker
+            turn_seconds = rng.exponential(style.turn_seconds)
+            end = say(speaker, time, turn_seconds)
+            next_speaker = speaker
             if num_speakers > 1:
-                other = int(rng.integers(num_speakers - 1))
-                other += other >= speaker
+                next_speaker = int(rng.integers(num_speakers - 1))
+                next_speaker += next_speaker >= speaker
+            has_listener = next_speaker != speaker
             is_interrupted = rng.random() < style.backchannel_prob
             seconds = rng.uniform(*BACKCHANNEL_SECONDS)
             latest = end - seconds * rate
-            if other != speaker and is_interrupted and latest > begin:
-                say(other, rng.uniform(begin, latest), seconds)
-            if other != speaker and rng.random() < style.overlap_prob:
+            if has_listener and is_interrupted and latest > begin:
+                interruption = rng.uniform(begin, latest)
+                say(next_speaker, interruption, seconds)
+            if has_listener and rng.random() < style.overlap_prob:
                 overlap = rng.exponential(style.overlap_seconds) * rate
                 time = end - min(overlap, (end - begin) / 2)
             else:
                 time = end + rng.exponential(style.pause_seconds) * rate
-            speaker = other
+            speaker = next_speaker
         return tuple(turns)
 
     def _mix(self, turns: Sequence[PlacedTurn]) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of a conversation, int16, and in which each speaker speaks."""
         mixed_S = np.zeros(self.crop_samples)
-        num_speakers = 1 + max(turn.speaker for turn in turns)
+        num_speakers = max((turn.speaker + 1 for turn in turns), default=0)
         active_KS = np.zeros((num_speakers, self.crop_samples), dtype=bool)
         for turn in turns:
             wave_S, voiced_S = self._read_turn(turn)
@@ -299,46 +310,55 @@ class ConversationCrops(TrainCrops):
         around = round(CONTEXT_SECONDS * rate)
         available = int(self.manifest.num_samples_N[turn.row])
         first = max(turn.first - around, 0)
-        stop = min(turn.first + turn.num_samples + around, available)
+        end_of_turn = turn.first + turn.num_samples
+        stop = min(end_of_turn + around, available)
         context_S = self.manifest.read(turn.row, first, stop - first)
         voiced_S = np.zeros(len(context_S), dtype=bool)
         for start, end in self.find_speech(context_S):
-            voiced_S[round(start * rate) : round(end * rate)] = True
+            speech = slice(round(start * rate), round(end * rate))
+            voiced_S[speech] = True
 
         speech_S = context_S[voiced_S].astype(np.float64)
         # An utterance without speech stays as quiet as it is.
         gain = 1.0
         if len(speech_S):
             rms = np.sqrt(np.square(speech_S).mean())
-            gain = 10 ** (turn.gain_db / 20) * SPEECH_RMS / max(rms, 1.0)
+            wanted_rms = 10 ** (turn.gain_db / 20) * SPEECH_RMS
+            gain = wanted_rms / max(rms, 1.0)
         begin = turn.first - first
         part = slice(begin, begin + turn.num_samples)
         wave_S = context_S[part] * gain
-        num_fade = min(round(FADE_SECONDS * rate), turn.num_samples // 2)
+        longest_fade = turn.num_samples // 2
+        num_fade = min(round(FADE_SECONDS * rate), longest_fade)
         ramp_S = np.linspace(0, 1, num_fade, endpoint=False)
         wave_S[:num_fade] *= ramp_S
-        wave_S[len(wave_S) - num_fade :] *= ramp_S[::-1]
+        # Not -num_fade, which would be the whole turn for a fade of no samples.
+        fade_out = len(wave_S) - num_fade
+        wave_S[fade_out:] *= ramp_S[::-1]
         return wave_S, voiced_S[part]
 
     def _label(self, row: int, first: int) -> np.ndarray:
         """Return speech_KF of a window of a recording."""
         reference = self._reference(row)
+        grid = self.grid
         last = first + self.crop_samples
         by_speaker: dict[str, list[slice]] = {}
         for turn in reference.turns:
             if turn.start < last and turn.end > first:
-                frames = self.grid.covered(turn.start - first, turn.end - first)
+                frames = grid.covered(turn.start - first, turn.end - first)
                 by_speaker.setdefault(turn.speaker, []).append(frames)
-        active_KF = np.zeros((len(by_speaker), self.grid.num_frames), dtype=bool)
+        active_KF = np.zeros((len(by_speaker), grid.num_frames), dtype=bool)
         for active_F, name in zip(active_KF, sorted(by_speaker)):
             for frames in by_speaker[name]:
                 active_F[frames] = True
-        is_known_F = np.zeros(self.grid.num_frames, dtype=bool)
+        is_known_F = np.zeros(grid.num_frames, dtype=bool)
         for start, end in reference.regions:
-            is_known_F[self.grid.covered(start - first, end - first)] = True
+            frames = grid.covered(start - first, end - first)
+            is_known_F[frames] = True
         # After the end of a recording shorter than a window, nobody speaks.
         length = int(self.manifest.num_samples_N[row])
-        is_known_F[self.grid.covered(length - first, self.crop_samples)] = True
+        frames = grid.covered(length - first, self.crop_samples)
+        is_known_F[frames] = True
         return keep_most_active(active_KF, is_known_F)
 
     def _reference(self, row: int) -> Reference:

@@ -1,6 +1,6 @@
 """Agglomerative hierarchical clustering: average linkage of cosines, up to a threshold.
 
-Letters: N windows, M windows of the sample, C cuts of the tree.
+Letters: N windows, M windows of the sample, C cuts of the tree; in `merge_weighted`, N items.
 """
 
 from dataclasses import dataclass
@@ -64,3 +64,53 @@ class Ahc:
         best_cut = order_C[0]
         group_N[rows_M] = cut_MC[:, best_cut]
         return group_N
+
+
+def merge_weighted(
+    cosine_NN: np.ndarray,
+    weight_N: np.ndarray,
+    *,
+    threshold: float,
+    least: int = 1,
+) -> NDArray[np.int64]:
+    """Return group_N, from 0: average linkage with weights, and with pairs that stay apart.
+
+    The similarity of two groups is the mean of the cosines of their pairs, each weighted by the
+    product of the two weights. The two most similar groups are merged while the similarity reaches
+    the threshold and more than `least` groups remain. cosine_NN: symmetric; -inf for two items that
+    must never be in one group. weight_N: positive. SciPy's `linkage` has neither weights nor such
+    pairs. The time grows with N^2; a copy of cosine_NN is made.
+    """
+    similarity_NN = cosine_NN.copy()
+    np.fill_diagonal(similarity_NN, -np.inf)
+    weight_N = weight_N.astype(np.float64)
+    num_items = len(weight_N)
+    group_N = np.arange(num_items)
+    # The most similar group of each.
+    nearest_N = similarity_NN.argmax(axis=1)
+    best_N = similarity_NN[np.arange(num_items), nearest_N]
+    for _ in range(num_items - max(least, 1)):
+        first = int(best_N.argmax())
+        second = int(nearest_N[first])
+        if best_N[first] < threshold or best_N[first] == -np.inf:
+            break
+        share = weight_N[second] / (weight_N[first] + weight_N[second])
+        merged_N = (1 - share) * similarity_NN[first] + share * similarity_NN[second]
+        merged_N[[first, second]] = -np.inf
+        similarity_NN[first] = merged_N
+        similarity_NN[:, first] = merged_N
+        # The second is no group of its own any more.
+        similarity_NN[second] = -np.inf
+        similarity_NN[:, second] = -np.inf
+        best_N[second] = -np.inf
+        weight_N[first] += weight_N[second]
+        group_N[group_N == group_N[second]] = group_N[first]
+        # A mean is never above the larger of its two terms, so other groups keep their nearest.
+        is_changed_N = (nearest_N == first) | (nearest_N == second)
+        is_changed_N[first] = True
+        is_changed_N[second] = False
+        changed = np.flatnonzero(is_changed_N)
+        nearest_N[changed] = similarity_NN[changed].argmax(axis=1)
+        best_N[changed] = similarity_NN[changed, nearest_N[changed]]
+    _, number_N = np.unique(group_N, return_inverse=True)
+    return number_N

@@ -11,7 +11,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,9 +50,13 @@ class Word(NamedTuple):
     text: str
     speaker: str | None = None
     cue: int = 0  # number of the segment or cue, from 0
-    before: str = (
-        " "  # between this word and the one before: nothing in Chinese, or in don|'t
-    )
+    # Between this word and the one before: nothing in Chinese, or in don|'t.
+    before: str = " "
+    is_cue: bool = False  # a cue or a segment, of several words
+
+    @property
+    def has_times(self) -> bool:
+        return self.start is not None and self.end is not None
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,8 @@ class Transcript:
     words: Sequence[Word]
     # Content of the JSON file, which `to_json` returns with speakers; None for other formats.
     document: Any = None
-    has_word_times: bool = (
-        True  # False: `words` are cues, or segments, of several words
-    )
+    # Number of a segment -> its start and end, of those whose words all have unknown times.
+    segment_times: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Word]:
         return iter(self.words)
@@ -72,17 +75,43 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.words)
 
+    @property
+    def has_word_times(self) -> bool:
+        """Return whether the times of any word are known, not only those of cues or segments."""
+        with_text = [word for word in self.words if word.text]
+        return not with_text or any(map(_is_timed_word, with_text))
+
+    @property
+    def num_not_in_srt(self) -> int:
+        """Return the number of words that SRT leaves out: nothing in their segment has times."""
+        timed_cues = {word.cue for word in self.words if word.has_times}
+        timed_cues |= self.segment_times.keys()
+        return sum(word.cue not in timed_cues for word in self.words if word.text)
+
+    @property
+    def num_not_in_ctm(self) -> int:
+        """Return the number of words and segments that CTM leaves out: without times of words."""
+        return sum(not _is_timed_word(word) for word in self.words if word.text)
+
     def to_srt(self) -> str:
         """Return subtitles: a cue for each segment, and within it for each speaker.
 
-        A cue begins with the name of its speaker. Words of unknown times extend no cue.
+        A cue begins with the name of its speaker. Words of unknown times extend no cue; if all
+        words of a segment are such, the cue has the times of the segment.
         """
         lines: list[str] = []
         number = 0
-        for _, group in groupby(self.words, key=lambda word: (word.cue, word.speaker)):
+        by_cue_and_speaker = groupby(
+            self.words, key=lambda word: (word.cue, word.speaker)
+        )
+        for (cue, _), group in by_cue_and_speaker:
             words = list(group)
             starts = [word.start for word in words if word.start is not None]
             ends = [word.end for word in words if word.end is not None]
+            if cue in self.segment_times:
+                start, end = self.segment_times[cue]
+                starts.append(start)
+                ends.append(end)
             if not starts or not ends:
                 continue
             number += 1
@@ -97,8 +126,8 @@ class Transcript:
     def to_ctm(self, recording: str) -> str:
         """Return the words as lines of CTM, in order of time; without a speaker: `unknown`.
 
-        Words of unknown times have no line. Blanks in names and words become `_`. Raises
-        ValueError if only the times of cues are known.
+        Words of unknown times, and segments without words, have no line; `num_not_in_ctm` counts
+        them. Blanks in names and words become `_`. Raises ValueError if no word has times.
         """
         if not self.has_word_times:
             raise ValueError(
@@ -106,10 +135,12 @@ class Transcript:
                 " SRT, or transcribe with word timestamps"
             )
         rows: list[tuple[float, float, str, str]] = []
-        for start, end, text, speaker, *_ in self.words:
-            token = _one_word(text)
-            if start is not None and end is not None and token:
-                rows.append((start, end, token, _one_word(speaker or "unknown")))
+        for word in self.words:
+            token = _one_word(word.text)
+            if token and _is_timed_word(word):
+                assert word.start is not None and word.end is not None
+                speaker = _one_word(word.speaker or "unknown")
+                rows.append((word.start, word.end, token, speaker))
         # The sort is stable: equal times stay in the order of the file.
         rows.sort(key=lambda row: row[0])
         lines: list[str] = []
@@ -243,6 +274,40 @@ def _read_json(path: Path) -> Transcript:
 
 def parse_json_transcript(document: Any, *, where: Path | str) -> Transcript:
     """Return the transcript of the content of whisper's JSON; where: its name in errors."""
+    _check_structure(document, where)
+    faults = Faults()
+    words: list[Word] = []
+    for place, entry, cue in _entries_of(document):
+        is_word = "words" in place
+        try:
+            start, end = _times_of(entry)
+        except ValueError as error:
+            faults.add("refused times", f"{where}: {place}: {error}")
+            continue
+        text = entry["word" if is_word and "word" in entry else "text"]
+        text = SURROGATE.sub("\ufffd", text)
+        before = " " if is_word and text[:1].isspace() else ""
+        word = Word(
+            start,
+            end,
+            text.strip(),
+            cue=cue,
+            before=before,
+            is_cue=not is_word,
+        )
+        words.append(word)
+    segments = _segments_of(document)
+    segment_times = _find_segment_times(words, segments, faults, where)
+    faults.raise_if_any()
+    return Transcript(
+        _with_blanks(words, segments),
+        document=document,
+        segment_times=segment_times,
+    )
+
+
+def _check_structure(document: Any, where: Path | str) -> None:
+    """Raise ValueError unless a document has the segments and words of whisper's JSON."""
     segments = document
     if isinstance(document, dict):
         for key, problem in OTHER_TOOLS.items():
@@ -263,24 +328,25 @@ def parse_json_transcript(document: Any, *, where: Path | str) -> Transcript:
             faults.add("refused segments", f"{where}: segments[{number}]{problem}")
     faults.raise_if_any()
 
-    words: list[Word] = []
-    has_word_times = True
-    for place, entry, cue in _entries_of(document):
-        is_word = "words" in place
-        # A segment without text, as of music, needs no words.
-        has_word_times &= is_word or not str(entry.get("text", "")).strip()
+
+def _find_segment_times(
+    words: Sequence[Word],
+    segments: Sequence[Entry],
+    faults: Faults,
+    where: Path | str,
+) -> dict[int, tuple[float, float]]:
+    """Return the times of segments whose words all have unknown ones; see `Transcript`."""
+    segment_times: dict[int, tuple[float, float]] = {}
+    timed_cues = {word.cue for word in words if word.has_times}
+    for cue in sorted({word.cue for word in words} - timed_cues):
         try:
-            start, end = _times_of(entry)
+            start, end = _times_of(segments[cue])
         except ValueError as error:
-            faults.add("refused times", f"{where}: {place}: {error}")
+            faults.add("refused times", f"{where}: segments[{cue}]: {error}")
             continue
-        text = entry["word" if is_word and "word" in entry else "text"]
-        text = SURROGATE.sub("\ufffd", text)
-        before = " " if is_word and text[:1].isspace() else ""
-        words.append(Word(start, end, text.strip(), cue=cue, before=before))
-    faults.raise_if_any()
-    words = _with_blanks(words, _segments_of(document))
-    return Transcript(words, document=document, has_word_times=has_word_times)
+        if start is not None and end is not None:
+            segment_times[cue] = (start, end)
+    return segment_times
 
 
 def _with_blanks(words: Sequence[Word], segments: Sequence[Entry]) -> list[Word]:
@@ -302,7 +368,7 @@ def _with_blanks(words: Sequence[Word], segments: Sequence[Entry]) -> list[Word]
 
 
 def _problem_of_segment(segment: Any) -> str:
-    """Return what is wrong with the structure of a segment and its words, or ""."""
+    """Return the problem with the structure of a segment and its words; "" for none."""
     if not isinstance(segment, dict):
         return f" is not an object, got {_quote(segment)}; give the JSON of whisper"
     words = segment.get("words")
@@ -400,7 +466,7 @@ def _read_srt(path: Path) -> Transcript:
                 # The number above the times is no text of the cue before.
                 if text_of and text_of[-1] and text_of[-1][-1].strip().isdecimal():
                     text_of[-1].pop()
-                words.append(Word(start, end, "", cue=len(words)))
+                words.append(Word(start, end, "", cue=len(words), is_cue=True))
                 text_of.append([])
             elif LIKE_TIME_LINE.fullmatch(line):
                 raise ValueError(
@@ -421,7 +487,7 @@ def _read_srt(path: Path) -> Transcript:
         # A cue may have blank lines.
         text = "\n".join(line.strip() for line in cue_lines if line.strip())
         cues.append(word._replace(text=text))
-    return Transcript(cues, has_word_times=False)
+    return Transcript(cues)
 
 
 def _seconds_of(parts: Sequence[str]) -> float:
@@ -506,6 +572,10 @@ def _cut_cues(words: Sequence[Word]) -> list[Word]:
         cut.append(word._replace(cue=cue))
         last_end = word.end or 0.0
     return cut
+
+
+def _is_timed_word(word: Word) -> bool:
+    return word.has_times and not word.is_cue
 
 
 def _join(words: Sequence[Word]) -> str:

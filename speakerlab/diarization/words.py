@@ -58,16 +58,17 @@ def assign_words(
     *,
     max_gap: float = MAX_GAP_SECONDS,
 ) -> Transcript:
-    """Return the transcript with the speaker of each word, or None.
+    """Return the transcript with the speaker of each word, or None for no speaker.
 
     A word gets the speaker whose exclusive turns overlap it for the longest time; of equal ones
     the speaker who overlaps the word and its neighbours for longer. A word in a pause gets the
     speaker of the nearest turn, if it is at most `max_gap` seconds away. A word of unknown times
-    gets the speaker of the word before it in its segment, else of the word after it.
+    gets the speaker of the word before it in its segment, else of the word after it; if all words
+    of a segment are such, they get the speaker of the segment.
     """
     if not 0 <= max_gap < np.inf:
         raise ValueError(f"max_gap: must be seconds from 0 on, got {max_gap}")
-    speaker_of = _Speakers(exclusive_turns(turns), max_gap=max_gap)
+    speakers = _Speakers(exclusive_turns(turns), max_gap=max_gap)
     words = list(transcript)
     # Words may be in any order in their file.
     timed = [row for row, word in enumerate(words) if word.start is not None]
@@ -75,8 +76,15 @@ def assign_words(
     for place, row in enumerate(timed):
         first = words[timed[max(place - 1, 0)]]
         last = words[timed[min(place + 1, len(timed) - 1)]]
-        speaker = speaker_of.word(words[row], first, last)
+        speaker = speakers.find(words[row], first, last)
         words[row] = words[row]._replace(speaker=speaker)
+    speaker_of_cue: dict[int, str | None] = {}
+    for cue, (start, end) in transcript.segment_times.items():
+        segment = Word(start, end, "")
+        speaker_of_cue[cue] = speakers.find(segment, segment, segment)
+    for row, word in enumerate(words):
+        if word.cue in speaker_of_cue:
+            words[row] = word._replace(speaker=speaker_of_cue[word.cue])
     return replace(transcript, words=_fill_untimed(words))
 
 
@@ -89,7 +97,7 @@ class _Speakers:
         self.start_T = np.array([turn.start for turn in turns])
         self.end_T = np.array([turn.end for turn in turns])
 
-    def word(self, word: Word, first: Word, last: Word) -> str | None:
+    def find(self, word: Word, first: Word, last: Word) -> str | None:
         """Return the speaker of a word; first, last: its neighbours in time."""
         start, end = _times(word)
         seconds_of = self._overlaps(start, end)

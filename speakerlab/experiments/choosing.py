@@ -90,7 +90,10 @@ class Candidate:
     sample_rate: int
     megabytes: float  # of its weights
     ms_per_second: float  # of audio, with one thread
-    num_trained: int  # speakers of the data that it was trained on
+    num_trained: (
+        int | None
+    )  # speakers of the data that it was trained on; None: unknown
+    training_data: str  # as its card states them
     estimates: Mapping[Condition, EerEstimate]
     threshold: float | None  # None: no score has so few false alarms
     p_miss: float | None  # at the threshold, on the same recordings
@@ -114,7 +117,7 @@ class Comparison:
 
     @property
     def better(self) -> Candidate | None:
-        """Return the better model, None if they cannot be told apart."""
+        """Return the better model, None if the difference is not significant."""
         if self.corrected_p is None or self.corrected_p >= LEVEL:
             return None
         return self.first if self.result.difference < 0 else self.second
@@ -144,20 +147,28 @@ def compare_all(candidates: Sequence[Candidate]) -> list[Comparison]:
         pairs = list(combinations(candidates, 2))
         results: list[Difference] = []
         for first, second in pairs:
-            ours = first.estimates[condition]
-            theirs = second.estimates[condition]
-            results.append(compare_eers(ours, theirs))
+            result = compare_eers(
+                first.estimates[condition],
+                second.estimates[condition],
+            )
+            results.append(result)
         p_values = [result.p_value for result in results if result.p_value is not None]
         # The number of speakers is that of all models, so all pairs are tested or none.
         corrected: Sequence[float | None] = holm(p_values) or [None] * len(pairs)
         num_speakers = candidates[0].estimates[condition].num_speakers
         for (first, second), result, corrected_p in zip(pairs, results, corrected):
-            more: int | None = None
+            num_missing: int | None = None
             if corrected_p is not None and corrected_p >= LEVEL:
-                more = more_speakers(result, num_speakers, num_pairs=len(pairs))
-            comparisons.append(
-                Comparison(condition, first, second, result, corrected_p, more)
+                num_missing = more_speakers(result, num_speakers, num_pairs=len(pairs))
+            comparison = Comparison(
+                condition,
+                first,
+                second,
+                result,
+                corrected_p,
+                num_missing,
             )
+            comparisons.append(comparison)
     return comparisons
 
 
@@ -185,7 +196,7 @@ def recommend(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def tied_with(best: Candidate, comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons, as recorded, that do not tell a model from the recommended one."""
+    """Return the comparisons, as recorded, of the recommended model with no better one."""
     tied: list[Comparison] = []
     for comparison in comparisons:
         is_of_best = comparison.condition == RECORDED and comparison.has(best)
@@ -226,21 +237,21 @@ def describe(
 def _describe_ties(
     best: Candidate, ties: Sequence[Comparison], num_speakers: int
 ) -> list[str]:
-    """Return lines about the models that cannot be told apart from the recommended one."""
+    """Return lines about models that are not significantly worse than the recommended one."""
     lines: list[str] = []
     speakers = count_of(num_speakers, "speaker")
     for tie in ties:
-        other = tie.other(best)
+        name = tie.other(best).name
         if tie.corrected_p is None:
-            lines.append(f"not compared with {other.name}: {speakers}, five are needed")
+            lines.append(f"not compared with {name}: {speakers}, five are needed")
             continue
         sign = 1 if tie.first is best else -1
-        difference = sign * tie.result.difference
-        ends = [sign * end for end in tie.result.ci95 or ()]
-        shown = " to ".join(f"{100 * end:+.2f}" for end in sorted(ends))
+        percents = 100 * sign * tie.result.difference
+        ends = sorted(100 * sign * end for end in tie.result.ci95 or ())
+        interval = " to ".join(f"{end:+.2f}" for end in ends)
         text = (
-            f"cannot be told apart from {other.name} with {speakers}: difference"
-            f" {100 * difference:+.2f} % ({shown})"
+            f"not significantly different from {name} with {speakers}: difference"
+            f" {percents:+.2f} % ({interval})"
         )
         if tie.more_speakers is None:
             text += f"; even {MAX_MORE_SPEAKERS:,} more speakers may not decide"
@@ -296,6 +307,12 @@ def _notes(candidates: Sequence[Candidate], far: float) -> list[str]:
                 f"{candidate.name}: was trained on"
                 f" {count_of(candidate.num_trained, 'speaker')} of these, so its EER is"
                 " too low"
+            )
+        elif candidate.num_trained is None:
+            lines.append(
+                f"{candidate.name}: the speakers of its training are unknown (training"
+                f" data: {candidate.training_data}); if it was trained on some of these, its"
+                " EER is too low"
             )
     return lines
 
@@ -360,6 +377,7 @@ def json_values(
                 "megabytes": candidate.megabytes,
                 "ms_per_second": candidate.ms_per_second,
                 "trained_on_speakers": candidate.num_trained,
+                "training_data": candidate.training_data,
                 "conditions": conditions,
                 "threshold": candidate.threshold,
                 "p_miss": candidate.p_miss,

@@ -2,18 +2,19 @@
 
 In: a checked data directory, or a folder with a folder for each speaker. Out: manifests of the same
 utterances at the rate of each model, and treatments of them.
-Letters: S samples.
+Letters: N utterances, S samples.
 """
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from speakerlab.core import done
 from speakerlab.core.atomic import replacing
@@ -41,7 +42,8 @@ from speakerlab.experiments.cleaning import find_copies
 log = logging.getLogger(__name__)
 NOISE = "noise of the test side"
 USUAL_RATE = 16000
-FULL_SCALE = 32767
+MAX_SAMPLE = 32767  # of int16
+MAX_DRAWS = 100  # of a part of the noise that is not silent
 AUDIO = "audio"  # folder of converted recordings
 RECORDINGS = "recordings"  # data directories of them, one for each rate
 
@@ -54,49 +56,39 @@ class Limits:
     per_speaker: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoisyPiece(Piece):
-    """Utterance with noise, which depends on its id and its place in the utterance alone."""
+    """Part of an utterance to which noise was added as a whole, before it was converted."""
 
-    snr_db: float = math.inf
-    noises: Sequence[Recording] = ()  # pink noise without any
+    treatment: "Noisy"
 
     def read(self) -> np.ndarray:
-        wave_S = super().read().astype(np.float64)
         utterance = self.manifest.ids[self.row]
-        key = stable_hash(f"noise:{utterance}:{self.start}")
-        rng = np.random.default_rng(key)
-        num_samples = len(wave_S)
-        if self.noises:
-            noise_S = _cut_noise(self.noises, rng, num_samples)
-        else:
-            noise_S = _pink_noise(rng, num_samples)
-        power = np.mean(wave_S**2)
-        noise_power = np.mean(noise_S**2)
-        if noise_power > 0:
-            snr = 10 ** (self.snr_db / 10)
-            wave_S += noise_S * np.sqrt(power / (snr * noise_power))
-        # Quieter as a whole instead of clipped.
-        peak = np.abs(wave_S).max()
-        if peak > FULL_SCALE:
-            wave_S *= FULL_SCALE / peak
-        return np.round(wave_S).astype(np.int16)
+        wave_S = self.treatment.read(utterance)
+        base = self.treatment.base
+        wave_S = _convert_rate(wave_S, base.sample_rate, self.manifest.sample_rate)
+        return wave_S[self.start : self.start + self.num_samples]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Noisy(Treatment):
-    """Add noise to utterances; the ratio is that of the mean powers of a piece and its noise."""
+    """Add noise to utterances; it depends only on their ids, also for models of other rates.
+
+    The ratio is that of the mean powers of the whole utterance and its noise.
+    """
 
     condition: str = NOISE
-    snr_db: float = math.inf
-    noises: Sequence[Recording] = ()
+    base: Manifest  # the utterances before their conversion
+    snr_db: float
+    noises: Sequence[Recording] = ()  # of the rate of `base`; pink noise without any
 
     @property
     def name(self) -> str:
+        noise = f"{self.snr_db:g}dB-{self.base.sample_rate}Hz"
         if not self.noises:
-            return f"pink{self.snr_db:g}dB"
+            return f"pink{noise}"
         names = [(noise.id, noise.num_samples) for noise in self.noises]
-        return f"noise{self.snr_db:g}dB-{done.digest(names)[:8]}"
+        return f"noise{noise}-{done.digest(names)[:8]}"
 
     @property
     def value(self) -> str:
@@ -110,11 +102,32 @@ class Noisy(Treatment):
                 row=piece.row,
                 start=piece.start,
                 num_samples=piece.num_samples,
-                snr_db=self.snr_db,
-                noises=self.noises,
+                treatment=self,
             )
             noisy.append(noisy_piece)
         return noisy
+
+    def read(self, utterance: str) -> np.ndarray:
+        """Return wave_S, int16, of an utterance with noise, at the rate of `base`."""
+        row = self._row_of[utterance]
+        num_samples = int(self.base.num_samples_N[row])
+        wave_S = self.base.read(row, 0, num_samples).astype(np.float64)
+        rng = np.random.default_rng(stable_hash(f"noise:{utterance}"))
+        if self.noises:
+            noise_S = _cut_noise(self.noises, rng, num_samples)
+        else:
+            noise_S = _pink_noise(rng, num_samples)
+        snr = 10 ** (self.snr_db / 10)
+        wave_S += noise_S * np.sqrt(np.mean(wave_S**2) / (snr * np.mean(noise_S**2)))
+        # Quieter as a whole instead of clipped.
+        peak = np.abs(wave_S).max()
+        if peak > MAX_SAMPLE:
+            wave_S *= MAX_SAMPLE / peak
+        return np.round(wave_S).astype(np.int16)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.base.ids)}
 
 
 def _pink_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
@@ -129,11 +142,22 @@ def _pink_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
 def _cut_noise(
     noises: Sequence[Recording], rng: np.random.Generator, num_samples: int
 ) -> np.ndarray:
-    """Return a random part of a random recording, which is repeated if it is too short."""
-    noise = noises[int(rng.integers(len(noises)))]
-    start = int(rng.integers(max(len(noise) - num_samples, 0) + 1))
-    noise_S = noise[start : start + num_samples]
-    return np.resize(noise_S, num_samples).astype(np.float64)
+    """Return a random part of a random recording, which is repeated if it is too short.
+
+    Silence is drawn again. Raises ValueError if all draws are silent.
+    """
+    path = ""
+    for _ in range(MAX_DRAWS):
+        noise = noises[int(rng.integers(len(noises)))]
+        path = noise.path
+        start = int(rng.integers(max(len(noise) - num_samples, 0) + 1))
+        noise_S = noise[start : start + num_samples]
+        if noise_S.any():
+            return np.resize(noise_S, num_samples).astype(np.float64)
+    raise ValueError(
+        f"--noise: {MAX_DRAWS} parts of its recordings, drawn at random, are silent, such as"
+        f" one of {path}; leave out silence"
+    )
 
 
 def choose_utterances(
@@ -161,7 +185,9 @@ def choose_utterances(
     return sorted(chosen)
 
 
-def open_base(data: Path, out: Path, limits: Limits, *, sample_rate: int) -> Manifest:
+def read_utterances(
+    data: Path, out: Path, limits: Limits, *, sample_rate: int
+) -> Manifest:
     """Return the utterances to use, without copies and recordings that cannot be read.
 
     sample_rate: that of a folder of speakers; a data directory keeps the rate of its check.
@@ -172,8 +198,8 @@ def open_base(data: Path, out: Path, limits: Limits, *, sample_rate: int) -> Man
         manifest = _open_data_dir(data, limits)
     else:
         manifest = _open_folder(data, out, limits, rejected, sample_rate=sample_rate)
-    rows = _find_readable(manifest, rejected)
-    rows = _without_copies(manifest.of_rows(np.array(rows, np.int64)), rows, rejected)
+    readable = manifest.of_rows(_find_readable(manifest, rejected))
+    remaining = _without_copies(readable, rejected)
     write_rejected(out, rejected)
     if rejected:
         log.warning(
@@ -182,7 +208,6 @@ def open_base(data: Path, out: Path, limits: Limits, *, sample_rate: int) -> Man
             count_of(len(rejected), "recording"),
             out / "rejected.tsv",
         )
-    remaining = manifest.of_rows(np.array(rows, np.int64))
     refuse_too_few(remaining, data)
     return remaining
 
@@ -256,16 +281,24 @@ def _open_folder(
     )
 
 
-def at_rate(base: Manifest, out: Path, *, sample_rate: int) -> Manifest:
+def _convert_rate(wave_S: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+    """Return int16 samples at another rate."""
+    if rate == new_rate:
+        return wave_S
+    import soxr
+
+    float_S = wave_S.astype(np.float32) / audio.FULL_SCALE
+    return audio.to_int16(soxr.resample(float_S, rate, new_rate))
+
+
+def resampled(base: Manifest, out: Path, *, sample_rate: int) -> Manifest:
     """Return the same utterances at a model's rate, converted once."""
     if base.sample_rate == sample_rate:
         return base
-    import soxr
 
     def read(row: int) -> np.ndarray:
         wave_S = base.read(row, 0, int(base.num_samples_N[row]))
-        float_S = wave_S.astype(np.float32) / audio.FULL_SCALE
-        return audio.to_int16(soxr.resample(float_S, base.sample_rate, sample_rate))
+        return _convert_rate(wave_S, base.sample_rate, sample_rate)
 
     ids = list(base.ids)
     speakers = [base.speakers[number] for number in base.speaker_N.tolist()]
@@ -353,7 +386,9 @@ def report_limits(
     )
 
 
-def _find_readable(manifest: Manifest, rejected: dict[str, Rejection]) -> list[int]:
+def _find_readable(
+    manifest: Manifest, rejected: dict[str, Rejection]
+) -> NDArray[np.int64]:
     """Return the rows whose audio can be read; add the others to `rejected`."""
 
     def fault_of(piece: Piece) -> Exception | None:
@@ -370,28 +405,25 @@ def _find_readable(manifest: Manifest, rejected: dict[str, Rejection]) -> list[i
                 rows.append(row)
             else:
                 rejected[manifest.ids[row]] = (manifest.paths[row], str(fault))
-    return rows
+    return np.array(rows, np.int64)
 
 
-def _without_copies(
-    manifest: Manifest, rows: Sequence[int], rejected: dict[str, Rejection]
-) -> list[int]:
-    """Return the rows without copies: of one speaker, the first stays; of several, none.
+def _without_copies(manifest: Manifest, rejected: dict[str, Rejection]) -> Manifest:
+    """Return the utterances without copies: of one speaker, the first stays; of several, none.
 
-    rows: of each utterance of the manifest. A copy would be an easy target trial, or one with a
-    wrong label.
+    A copy would be an easy target trial, or one with a wrong label.
     """
-    is_left_out = [False] * len(manifest)
+    is_left_out_N = np.zeros(len(manifest), bool)
     for same in find_copies(manifest, num_threads=available_cpus()):
         first, *others = same
         has_one_speaker = len({int(manifest.speaker_N[row]) for row in same}) == 1
         for row in others if has_one_speaker else same:
-            is_left_out[row] = True
+            is_left_out_N[row] = True
             reason = f"is a copy of {manifest.ids[first]}"
             if not has_one_speaker:
                 reason = "is the same recording as that of another speaker"
             rejected[manifest.ids[row]] = (manifest.paths[row], reason)
-    return [row for index, row in enumerate(rows) if not is_left_out[index]]
+    return manifest.of_rows(np.flatnonzero(~is_left_out_N))
 
 
 def refuse_too_few(manifest: Manifest, data: Path) -> None:

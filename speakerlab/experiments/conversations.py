@@ -79,34 +79,35 @@ def _read_turns(folder: Path, manifest: Manifest, part: int) -> dict[str, Refere
     regions = {}
     if (folder / REGIONS).exists():
         regions = read_uem(folder / REGIONS)
-    found: dict[str, Reference] = {}
-    for row in np.flatnonzero(manifest.part_N == part).tolist():
-        name = manifest.parts[part].ids[int(manifest.row_N[row])]
+    references: dict[str, Reference] = {}
+    ids = manifest.parts[part].ids
+    rows = np.flatnonzero(manifest.part_N == part)
+    for row in rows.tolist():
+        name = ids[int(manifest.row_N[row])]
         if name not in turns and name not in regions:
             raise ValueError(
                 f"{folder / TURNS}: lacks {name}; add its turns, or list it in"
                 f" {REGIONS} if nobody speaks, or remove it from wav.scp"
             )
         seconds = int(manifest.num_samples_N[row]) / rate
-        known = regions.get(name, [(0.0, seconds)])
         local_turns: list[LocalTurn] = []
         for turn in turns.get(name, []):
-            local_turns.append(
-                LocalTurn(turn.start * rate, turn.end * rate, turn.speaker)
-            )
-        # A region may end after the recording by rounding.
-        inside = [
-            (start * rate, min(end, seconds) * rate)
-            for start, end in known
-            if start < seconds
-        ]
-        if not inside:
+            local_turn = LocalTurn(turn.start * rate, turn.end * rate, turn.speaker)
+            local_turns.append(local_turn)
+        local_regions: list[tuple[float, float]] = []
+        for start, end in regions.get(name, [(0.0, seconds)]):
+            if start < seconds:
+                end = min(
+                    end, seconds
+                )  # a region may end after the recording by rounding
+                local_regions.append((start * rate, end * rate))
+        if not local_regions:
             raise ValueError(
                 f"{folder / REGIONS}: {name} has no region within its {seconds:.1f} s;"
                 " correct it"
             )
-        found[name] = Reference(local_turns, inside)
-    return found
+        references[name] = Reference(local_turns, local_regions)
+    return references
 
 
 def references_digest(references: Sequence[References]) -> str:
@@ -250,17 +251,21 @@ class SegmentationValidation:
             if stop():
                 break
             indices = mine[start : start + VALID_BATCH]
-            batch = collate([self.crops.read(self.windows[i]) for i in indices])
+            crops = [self.crops.read(self.windows[index]) for index in indices]
+            batch = collate(crops)
             wave_BS = self.augment(batch.to(device))
             self.augment.take_silent()
             log_prob_BFC = segmenter(wave_BS)
             best_BF = log_prob_BFC.argmax(dim=2)
             best_BFC = F.one_hot(best_BF, NUM_SETS).cpu().numpy()
-            is_finite_B = log_prob_BFC.isfinite().all(dim=2).all(dim=1).cpu().numpy()
+            is_finite_B = log_prob_BFC.isfinite().all(dim=2).all(dim=1)
             assert batch.speech_BKF is not None
             speech_BKF = batch.speech_BKF.numpy()
             for index, best_FC, speech_KF, is_finite in zip(
-                indices, best_BFC, speech_BKF, is_finite_B
+                indices,
+                best_BFC,
+                speech_BKF,
+                is_finite_B.tolist(),
             ):
                 part = self.part_of[index]
                 errors[part, :4] += local_errors(best_FC, speech_KF)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from speakerlab.core.counting import count_of
 from speakerlab.core.intervals import MIN_GROUPS
+from speakerlab.experiments.paper_layout import COLUMN_CM
 from speakerlab.experiments.results import number, percent
 from speakerlab.experiments.run_table import LEVEL, holm, least_p
 from speakerlab.experiments.systems import MIN_DCF, NamedList, NamedSystem, Scored
@@ -41,7 +42,9 @@ LATEX_ESCAPES = str.maketrans(
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
         "`": r"\`{}",
+        # TeX ends a line, and so a comment, at both.
         "\n": " ",
+        "\r": " ",
     }
 )
 # Of a cell: what Markdown would otherwise take for a mark. Within a word, _ is a letter.
@@ -51,8 +54,6 @@ SMALL_PT, SCRIPT_PT, INDEX_PT = 9.0, 7.0, 6.0
 COLUMN_GAP_PT = 4.0
 NARROW, WIDE = frozenset(".,:;'[]()|!ifjlrt "), frozenset("mwMW%@ABCDEFGHKLNOPQRUVXYZ")
 POINT_CM = 2.54 / 72.27
-# Of Interspeech and Odyssey, which are narrower than those of ICASSP and IEEE.
-COLUMN_CM, PAGE_CM = 8.0, 17.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Column:
     # The smallest that it can be, with so many speakers and systems.
     least_p: float | None = None
     num_speakers: int | None = None  # None if unknown
+    num_replicates: int | None = None  # of the bootstrap; None without scores
 
     @property
     def is_rate(self) -> bool:
@@ -146,10 +148,15 @@ def _column(trials: str, metric: str, results: Sequence[Scored | None]) -> Colum
     with_scores = [r for r in results if r is not None and r.has_scores]
     if p_value is None or not with_scores:
         return column
-    least = least_p(with_scores[0].replicates)
+    replicates = with_scores[0].replicates
+    least = least_p(replicates)
     if least is None:
         return column
-    return replace(column, least_p=min(1.0, least * (len(column.values) - 1)))
+    return replace(
+        column,
+        least_p=min(1.0, least * (len(column.values) - 1)),
+        num_replicates=len(replicates.values[EER]),
+    )
 
 
 def _speakers_of(results: Sequence[Scored | None]) -> int | None:
@@ -243,8 +250,8 @@ def _why_never_bold(column: Column) -> str:
     num_comparisons = len(column.values) - 1
     alone = column.least_p / num_comparisons
     text = (
-        f"nothing can be bold: with {column.num_speakers} speakers, a p-value is at least"
-        f" {alone:.2g}"
+        f"nothing can be bold: with {column.num_speakers} speakers and"
+        f" {column.num_replicates:,} replicates, a p-value is at least {alone:.2g}"
     )
     if num_comparisons > 1:
         text += (
@@ -326,7 +333,10 @@ def _capitalized(sentence: str) -> str:
 
 
 def format_latex(table: PaperTable) -> str:
-    """Return a tabular with the rules of booktabs; intervals stand below their metrics."""
+    """Return a tabular with the rules of booktabs; intervals are below their metrics.
+
+    The third line, a comment, has the sentences for a caption, escaped.
+    """
     by_list = _columns_by_list(table)
     width_cm = latex_width_cm(table)
     place = (
@@ -336,7 +346,8 @@ def format_latex(table: PaperTable) -> str:
         "Needs \\usepackage{booktabs}.",
         f"About {width_cm:.1f} cm wide in Times, \\small, with a \\tabcolsep of 2pt:"
         f" {place}.",
-        explain(table),
+        # For \caption, where a % would begin a comment.
+        escape_latex(explain(table)),
     )
     lines = [f"% {line}" for line in comments]
     lines += [

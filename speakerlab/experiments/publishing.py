@@ -17,12 +17,23 @@ from typing import Any
 
 from speakerlab.checkpoints.model_files import (
     CALIBRATION,
+    EMBEDDER,
     FILES,
+    PLDA,
     TUNING,
     read_card,
+    read_plda_bytes,
+    weights_in,
 )
-from speakerlab.checkpoints.published import Published, load_published
+from speakerlab.checkpoints.published import (
+    Published,
+    PublishedSegmenter,
+    load_published,
+    load_segmenter,
+)
+from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import Config, DataConfig, RuntimeConfig
+from speakerlab.core import huggingface
 from speakerlab.core.atomic import (
     check_writable,
     file_sha256,
@@ -30,7 +41,7 @@ from speakerlab.core.atomic import (
     write_json,
     write_text,
 )
-from speakerlab.core.reading import read_json
+from speakerlab.core.reading import read_json, read_text
 from speakerlab.experiments.model_card import rows_of_model
 from speakerlab.experiments.model_page import (
     README,
@@ -69,6 +80,8 @@ PUBLIC = {
 PUBLIC_PREFIXES = ("train_", "valid_", "best_valid_")
 # A path of a machine, at the start of a text or after a blank, a quote or a bracket.
 PATH = re.compile(r"(?:(?<=[\s\"'(\[=,])|^)(?:/\w|~|\.\.?/|[A-Za-z]:\\|\\\\|file:)\S*")
+# The name of a model on the hub may have the name of its owner, who made it public.
+NAME_ON_HUB = re.compile(rf"\b{huggingface.PREFIX}[\w.-]+/\S+")
 # Names of users and hosts that say nothing about a person.
 COMMON_NAMES = {"root", "user", "ubuntu", "debian", "admin", "vm", "localhost"}
 
@@ -82,7 +95,12 @@ def write_model_folder(
     models that it came from. force: also replace another model. Raises ValueError with one line
     for a model that nobody else could use, and for a folder with other files.
     """
-    published = load_published(source)
+    published: Published | PublishedSegmenter
+    if weights_in(source) == EMBEDDER:
+        published = load_published(source)
+        refuse_unusable(published)
+    else:
+        published = load_segmenter(source)
     refuse_foreign_folder(folder, published, force=force)
     with replacing_folder(folder) as fresh:
         write_files(published, fresh, name=name, licence=licence)
@@ -90,20 +108,24 @@ def write_model_folder(
 
 
 def write_files(
-    published: Published, folder: Path, *, name: str, licence: str | None
+    published: Published | PublishedSegmenter,
+    folder: Path,
+    *,
+    name: str,
+    licence: str | None,
 ) -> None:
     """Write the files of a model and its page to an empty folder."""
-    refuse_unusable(published)
     config = published.config
     source = published.folder
-    card = public_card(read_card(source))
+    weights = weights_in(source)
+    card = public_card(read_card(source, weights))
     terms = terms_of(card, licence)
     if terms.licence != UNKNOWN_LICENCE:
         card["licence"] = terms.licence
     for warning in terms.warnings:
         log.warning("%s: %s", source, warning)
 
-    shutil.copyfile(source / "embedder.safetensors", folder / "embedder.safetensors")
+    shutil.copyfile(source / weights, folder / weights)
     if has_public_classes(config):
         for file in ("head.safetensors", "speakers.txt"):
             if (source / file).exists():
@@ -116,21 +138,35 @@ def write_files(
         )
     public_config(config).write(folder / "config.yaml")
     write_json(folder / "card.json", card)
-    if published.calibration is not None:
-        calibration = published.calibration
+    if isinstance(published, Published):
+        write_decisions(published, folder)
+
+    results = source.parent / "results.json"
+    rows = cleaned(rows_of_model(results, published.sha256))
+    # The page has sentences of its own, any word of which may be the name of a user, and values:
+    # those of the files and of the rows.
+    refuse_private(source, [rows, *read_files(folder)])
+    page = page_of(folder, rows, terms, name=name)
+    write_text(folder / README, page)
+
+
+def write_decisions(published: Published, folder: Path) -> None:
+    """Write calibration and clustering of a model, as far as it has them."""
+    calibration = published.calibration
+    if calibration is not None:
         text = without_paths(calibration.source)
         write_json(folder / CALIBRATION, asdict(replace(calibration, source=text)))
     tuning = published.tuning
     # Without a source, these are the defaults.
     if tuning.source:
+        plda_source: str | None = None
+        if tuning.plda_sha256 is not None:
+            plda_source = without_paths(tuning.plda_source or "")
+            plda = read_plda_bytes(published.folder, tuning)
+            (folder / PLDA).write_bytes(plda)
         text = without_paths(tuning.source)
-        write_json(folder / TUNING, asdict(replace(tuning, source=text)))
-
-    results = source.parent / "results.json"
-    rows = cleaned(rows_of_model(results, published.sha256))
-    refuse_private(source, [card, rows, read_sources(folder)])
-    page = page_of(folder, rows, terms, name=name)
-    write_text(folder / README, page)
+        public = replace(tuning, source=text, plda_source=plda_source)
+        write_json(folder / TUNING, asdict(public))
 
 
 def has_public_classes(config: Config) -> bool:
@@ -150,7 +186,12 @@ def refuse_unusable(published: Published) -> None:
         )
 
 
-def refuse_foreign_folder(folder: Path, published: Published, *, force: bool) -> None:
+def refuse_foreign_folder(
+    folder: Path,
+    published: Published | PublishedSegmenter,
+    *,
+    force: bool,
+) -> None:
     """Raise ValueError unless a folder is new, empty, or was written by this module."""
     place = folder.resolve()
     written_folder = folder
@@ -169,7 +210,7 @@ def refuse_foreign_folder(folder: Path, published: Published, *, force: bool) ->
             f"--to: {folder} already exists and is not a folder that `speakerlab publish`"
             " wrote; choose another one"
         )
-    weights = folder / "embedder.safetensors"
+    weights = folder / weights_in(published.folder)
     is_same = weights.exists() and file_sha256(weights) == published.sha256
     if not (is_same or force):
         raise ValueError(
@@ -195,12 +236,20 @@ def public_config(config: Config) -> Config:
         }
     )
     distil = config.distil.model_copy(
-        update={"teachers": tuple(map(name_of_teacher, config.distil.teachers))}
+        update={"teachers": tuple(map(name_of_model, config.distil.teachers))}
     )
+    frontend = cleaned(config.frontend)
+    if "model" in frontend:
+        frontend["model"] = name_of_model(config.frontend["model"])
     changed: dict[str, Any] = {
         name: _rebuilt(getattr(config, name)) for name in type(config).model_fields
     }
-    changed |= {"data": public_data, "runtime": RuntimeConfig(), "distil": distil}
+    changed |= {
+        "data": public_data,
+        "runtime": RuntimeConfig(),
+        "distil": distil,
+        "frontend": frontend,
+    }
     return config.model_copy(update=changed)
 
 
@@ -223,16 +272,16 @@ def public_card(card: Mapping[str, Any]) -> dict[str, Any]:
             public[key] = cleaned(value)
     teachers: list[dict[str, Any]] = []
     for teacher in card.get("teachers") or ():
-        name = name_of_teacher(teacher["name"])
+        name = name_of_model(teacher["name"])
         teachers.append({**cleaned(teacher), "name": name})
     if teachers:
         public["teachers"] = teachers
     return public
 
 
-def name_of_teacher(name: str) -> str:
-    """Return a teacher's name: `hub:NAME`, `hf:owner/name`, or the last part of a path."""
-    if name.startswith(("hub:", "hf:")):
+def name_of_model(name: str) -> str:
+    """Return `hub:NAME` and `hf:owner/name` as they are, and the last part of any path."""
+    if name.startswith(("hub:", huggingface.PREFIX)):
         return name
     return last_part(name)
 
@@ -261,22 +310,32 @@ def last_part(path: str) -> str:
     return PurePosixPath(PureWindowsPath(path).as_posix()).name
 
 
-def read_sources(folder: Path) -> list[str]:
-    """Return what calibration and clustering of a folder were learned from."""
-    paths = [folder / CALIBRATION, folder / TUNING]
-    return [str(read_json(path)["source"]) for path in paths if path.exists()]
+def read_files(folder: Path) -> list[Any]:
+    """Return the contents of the text files of a folder, without their escapes."""
+    contents: list[Any] = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".json":
+            contents.append(read_json(path))
+        elif path.suffix == ".yaml":
+            settings, _ = merge_layers([path])
+            contents.append(settings)
+        elif path.suffix != ".safetensors":
+            contents += read_text(path).splitlines()
+    return contents
 
 
 def refuse_private(source: Path, values: Any) -> None:
     """Raise ValueError if a text names the user, the user's folder or the host."""
     names = {getpass.getuser(), Path.home().name, socket.gethostname()} - COMMON_NAMES
     for text in texts_in(values):
+        checked_text = NAME_ON_HUB.sub("", text)
         for name in names:
-            if name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            if name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", checked_text):
                 raise ValueError(
                     f"{source}: would publish the name '{name}', of this user or host, in"
                     f" '{text}'; rename what has this name (such as the folder of a teacher,"
-                    " or what `about` of the training data states), or edit card.json"
+                    " or what `about` of the training data states), or edit the file that"
+                    " has it"
                 )
 
 

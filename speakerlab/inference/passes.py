@@ -41,7 +41,7 @@ class Passes:
             self._num_forks += 1
             self._changed.wait_for(lambda: not self._num_running, MAX_WAIT_SECONDS)
 
-    def go_on_after_fork(self) -> None:
+    def resume_after_fork(self) -> None:
         """Let the passes of this process begin."""
         with self._changed:
             self._num_forks -= 1
@@ -58,6 +58,6 @@ PASSES = Passes()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
         before=PASSES.wait_before_fork,
-        after_in_parent=PASSES.go_on_after_fork,
+        after_in_parent=PASSES.resume_after_fork,
         after_in_child=PASSES.begin_in_child,
     )

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab.core.full_precision import autocast_off, widened
-from speakerlab.core.powerset import MAX_AT_ONCE, MAX_SPEAKERS, speaker_sets
-
-UNKNOWN = -1  # in place of 0 or 1: nothing is known about a frame
+from speakerlab.core.powerset import (
+    MAX_AT_ONCE,
+    MAX_SPEAKERS,
+    UNKNOWN,
+    speaker_sets,
+)
 
 
 class PowersetLoss(nn.Module):

@@ -41,7 +41,7 @@ MODELS: Mapping[str, type[nn.Module]] = Registry(
 )
 # Networks of the task `segmentation`: feats_BTF -> log_prob_BFC, log-probabilities of the sets of
 # local speakers (core/powerset.py) in F frames. They take `feat_dim`, and have the attributes
-# `feat_dim`, `min_frames`, `hop_samples`, `field_samples` and `num_sets`, and the method
+# `feat_dim`, `min_samples`, `hop_samples`, `field_samples` and `num_sets`, and the method
 # `num_frames`; samples and frames count their input.
 SEGMENTERS: Mapping[str, type[nn.Module]] = Registry(
     __name__,

@@ -149,7 +149,7 @@ class PyanNet(nn.Module):
 
     sample_rate = SAMPLE_RATE
     hop_samples, field_samples = grid(KERNELS, STRIDES)
-    min_frames = field_samples + hop_samples  # instance norm needs two output frames
+    min_samples = field_samples + hop_samples  # instance norm needs two output frames
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class PyanNet(nn.Module):
         return max(0, (num_samples - self.field_samples) // self.hop_samples + 1)
 
     def forward(self, feats_BT1: Tensor) -> Tensor:
-        """Return log_prob_BFC of at least `min_frames` samples."""
+        """Return log_prob_BFC of at least `min_samples` samples."""
         x_BCF = self.sincnet(feats_BT1.transpose(1, 2))
         x_BFC, _ = self.lstm(x_BCF.transpose(1, 2))
         for linear in self.linear:

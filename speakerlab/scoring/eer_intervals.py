@@ -4,13 +4,15 @@ In: scores of trials. Out: an EER with its 95 % interval, and differences betwee
 same trials. The replicates of a bootstrap (scoring/bootstrap.py) can only repeat the errors of a
 sample: without an error, its interval is [0, 0]. Here an interval has three parts:
 
-1. The influence of a speaker is the change of the EER if the speaker had no weight, to first order:
-   at the threshold of the EER, with the densities f of the scores of both kinds,
+1. The influence of a speaker is what its trials add to the EER, compared with trials that have the
+   mean error rates, to first order: without them, the EER would be lower by so much. At the
+   threshold of the EER, with the densities f of the scores of both kinds,
    EER - eer = w (miss rate - eer) + (1 - w) (false-alarm rate - eer), w = f_non / (f_non + f_tar).
    A speaker has the target trials of its own, and the non-target trials of which it is a side. The
    sum of the squares estimates the variance of the EER.
-2. With few errors this variance is itself uncertain. So one more speaker with errors counts, whose
-   variance is that of independent trials.
+2. With few errors this measured variance is itself uncertain. It is mixed with that of independent
+   trials: variance = k / (k + 1) * measured + 1 / (k + 1) * independent, where k is the number of
+   speakers with a missed target.
 3. The interval is that of a proportion with the same variance (Korn and Graubard, "Confidence
    intervals for proportions with small expected number of positive counts estimated from survey
    data", Survey Methodology 24(2), 1998), with Jeffreys' bounds, widened by Student's quantile. Its
@@ -79,20 +81,27 @@ class EerEstimate:
         tail = level / 2
         # Away from 0 and 1, where a proportion would have no variance.
         rate = (self.eer * self.num_repeats + 1) / (self.num_repeats + 2)
-        independent = rate * (1 - rate) / (TRIALS_PER_REPEAT * self.num_repeats)
+        variance_of_trial = rate * (1 - rate)
+        num_independent = TRIALS_PER_REPEAT * self.num_repeats
+        independent = variance_of_trial / num_independent
         weight = self.num_erring / (self.num_erring + 1)
         variance = weight * self.variance + (1 - weight) * independent
 
         # The proportion of so many independent trials has this variance.
-        widening = stdtrit(self._degrees_of_freedom(), tail) / ndtri(tail)
-        num_trials = min(rate * (1 - rate) / variance, MAX_TRIALS) / widening**2
+        num_trials = min(variance_of_trial / variance, MAX_TRIALS)
+        freedom = self._degrees_of_freedom()
+        widening = stdtrit(freedom, tail) / ndtri(tail)
+        num_trials /= widening**2
         num_errors = self.eer * num_trials
+        # Jeffreys' prior has half a trial of each kind.
         errors = num_errors + 0.5
-        others = num_trials - num_errors + 0.5
-        low = float(betaincinv(errors, others, tail))
-        high = float(betaincinv(errors, others, 1 - tail))
-        # Jeffreys' lower bound is above 0 without errors.
-        return [min(low, self.eer) if self.eer else 0.0, max(high, self.eer)]
+        successes = num_trials - num_errors + 0.5
+        low = float(betaincinv(errors, successes, tail))
+        high = float(betaincinv(errors, successes, 1 - tail))
+        low = min(low, self.eer)
+        if self.eer == 0:
+            low = 0.0  # Jeffreys' lower bound is above 0 without errors
+        return [low, max(high, self.eer)]
 
     def _degrees_of_freedom(self) -> float:
         """Return the degrees of freedom of the variance: about S if no speaker stands out."""
@@ -140,7 +149,9 @@ def estimate_eer(
     target_density = _density(target_scores, threshold, num_targets)
     other_density = _density(other_scores, threshold, num_targets)
     total_density = target_density + other_density
-    share = other_density / total_density if total_density > 0 else 0.5
+    share = 0.5
+    if total_density > 0:
+        share = other_density / total_density
 
     miss_influence = share * (is_missed - is_missed.mean()) / num_targets
     alarm_influence = is_accepted - is_accepted.mean()
@@ -168,13 +179,13 @@ def estimate_eer(
     )
 
 
-def compare_eers(ours: EerEstimate, theirs: EerEstimate) -> Difference:
-    """Compare two systems on the same trials."""
-    difference = ours.eer - theirs.eer
-    covariance = ours.covariance(theirs)
-    variance = ours.variance + theirs.variance - 2 * covariance
+def compare_eers(first: EerEstimate, second: EerEstimate) -> Difference:
+    """Compare two systems on the same trials; the difference is first minus second."""
+    difference = first.eer - second.eer
+    covariance = first.covariance(second)
+    variance = first.variance + second.variance - 2 * covariance
     standard_error = float(np.sqrt(max(variance, 0.0)))
-    ci95 = _difference_interval(ours, theirs, LEVEL)
+    ci95 = _difference_interval(first, second, LEVEL)
     if ci95 is None:
         return Difference(difference, None, None, standard_error)
 
@@ -183,7 +194,7 @@ def compare_eers(ours: EerEstimate, theirs: EerEstimate) -> Difference:
     high_level = 1.0
     for _ in range(NUM_HALVINGS):
         level = (low_level + high_level) / 2
-        interval = _difference_interval(ours, theirs, level)
+        interval = _difference_interval(first, second, level)
         assert interval is not None
         low, high = interval
         if low > 0 or high < 0:
@@ -194,26 +205,28 @@ def compare_eers(ours: EerEstimate, theirs: EerEstimate) -> Difference:
 
 
 def _difference_interval(
-    ours: EerEstimate, theirs: EerEstimate, level: float
+    first: EerEstimate, second: EerEstimate, level: float
 ) -> list[float] | None:
     """Join the intervals of both EERs into that of their difference."""
-    our_interval = ours.interval(level)
-    their_interval = theirs.interval(level)
-    if our_interval is None or their_interval is None:
+    first_interval = first.interval(level)
+    second_interval = second.interval(level)
+    if first_interval is None or second_interval is None:
         return None
-    our_low, our_high = our_interval
-    their_low, their_high = their_interval
-    deviations = np.sqrt(ours.variance * theirs.variance)
-    correlation = ours.covariance(theirs) / deviations if deviations > 0 else 0.0
+    first_low, first_high = first_interval
+    second_low, second_high = second_interval
+    deviations = np.sqrt(first.variance * second.variance)
+    correlation = 0.0
+    if deviations > 0:
+        correlation = first.covariance(second) / deviations
 
-    def joined(ours_away: float, theirs_away: float) -> float:
-        square = ours_away**2 + theirs_away**2
-        square -= 2 * correlation * ours_away * theirs_away
+    def joined(first_away: float, second_away: float) -> float:
+        square = first_away**2 + second_away**2
+        square -= 2 * correlation * first_away * second_away
         return float(np.sqrt(max(square, 0.0)))
 
-    difference = ours.eer - theirs.eer
-    below = joined(ours.eer - our_low, their_high - theirs.eer)
-    above = joined(our_high - ours.eer, theirs.eer - their_low)
+    difference = first.eer - second.eer
+    below = joined(first.eer - first_low, second_high - second.eer)
+    above = joined(first_high - first.eer, second.eer - second_low)
     return [difference - below, difference + above]
 
 

@@ -32,10 +32,16 @@ def ask(tmp_path, capsys):
     """ask(data, models, options) -> what is printed, and the results."""
     out = tmp_path / "out"
 
-    def main(data, models, *options):
+    def main(data, models, *options, code=0):
         names = [str(model) for model in models]
         places = ["--data", str(data), "--out", str(out)]
-        choose.main([*places, "--models", *names, *options])
+        arguments = [*places, "--models", *names, *options]
+        if code:
+            with pytest.raises(SystemExit) as request:
+                choose.main(arguments)
+            assert request.value.code == code
+        else:
+            choose.main(arguments)
         return capsys.readouterr().out, json.loads((out / "choice.json").read_text())
 
     return main
@@ -141,7 +147,7 @@ def test_models_that_fail_are_left_out(make_exp, voices, ask, tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     missing = tmp_path / "missing"
     models = [missing, cut, good, good / "model"]
-    text, results = ask(voices, models, *NO_CONDITIONS)
+    text, results = ask(voices, models, *NO_CONDITIONS, code=1)
     assert [row["model"] for row in results["models"]] == [str(good)]
     assert set(results["failed"]) == {str(missing), str(cut)}
     assert f"left out: {missing}: does not exist" in text
@@ -178,9 +184,52 @@ def test_noise_of_a_directory(make_exp, voices, ask, tmp_path):
     options = [*NO_CONDITIONS[:-1], "0", "--noise", str(tmp_path / "noise")]
     _, results = ask(voices, [make_exp("a")], *options)
     assert results["models"][0]["conditions"][1]["value"] == "0 dB"
-    options[-1] = str(tmp_path / "none")
-    with pytest.raises(ValueError, match="none of them could be measured"):
-        ask(voices, [make_exp("a")], *options)
+    # Noise of the rate of the recordings is converted with them.
+    _, of_both = ask(voices, [make_exp("b"), make_exp("low", EIGHT)], *options)
+    assert of_both["failed"] == {}
+
+
+@pytest.mark.parametrize("fault", ["missing", "no recordings", "rate", "silence"])
+def test_a_fault_of_the_noise_is_no_fault_of_a_model(
+    make_exp, voices, ask, tmp_path, monkeypatch, fault
+):
+    folder = tmp_path / "noise"
+    subject = "--noise"
+    if fault == "no recordings":
+        folder.mkdir()
+    elif fault in ("rate", "silence"):
+        rate = 8000 if fault == "rate" else RATE
+        path = tmp_path / "noise.wav"
+        audio.write(path, np.zeros(RATE, np.int16), rate)
+        tables.write_data_dir(folder, wavs={"n": path})
+        if fault == "rate":
+            subject = f"{folder}/wav.scp"
+    measured = []
+    monkeypatch.setattr(
+        choose, "measure_model", lambda _, model, *__: measured.append(model)
+    )
+    with refuses(subject, ""):
+        ask(voices, [make_exp("a")], *NO_CONDITIONS[:-1], "0", "--noise", str(folder))
+    assert measured == []
+
+
+def test_speakers_of_the_training_are_named_or_unknown(make_exp, voices, ask, caplog):
+    of_these = make_exp("a")
+    (of_these / "model/speakers.txt").write_text("spk1\nspk4\nanother\n")
+    unknown = make_exp("b", "seed=5")
+    (unknown / "model/speakers.txt").unlink(missing_ok=True)
+    card = unknown / "model/card.json"
+    values = json.loads(card.read_text())
+    values["source"] = {"training_data": "VoxCeleb2 and friends"}
+    card.write_text(json.dumps(values))
+    text, results = ask(voices, [of_these, unknown], *NO_CONDITIONS)
+    assert f"{of_these}: was trained on 2 speakers of these" in text
+    assert f"{unknown}: the speakers of its training are unknown" in text
+    assert "(training data: VoxCeleb2 and friends" in text
+    assert f"{unknown}: training speakers unknown" in caplog.text
+    assert f"{of_these}: training speakers unknown" not in caplog.text
+    numbers = [row["trained_on_speakers"] for row in results["models"]]
+    assert numbers == [2, None]
 
 
 def test_a_recording_that_is_gone_does_not_end_it(make_exp, voices, ask):

@@ -10,6 +10,7 @@ from refusals import refuses
 from result_rows import identified
 
 from speakerlab.bin import compare, plot, score, table
+from speakerlab.experiments.paper_layout import DASHES, MARKERS
 
 pytest.importorskip("matplotlib")
 
@@ -85,6 +86,12 @@ def test_confusions_of_a_data_directory_are_drawn(world):
         ("confusion good.txt --out a.pdf", "--trials", "confusion"),
         ("det good.txt --out a.pdf --data x", "--data", "det"),
         ("det good.txt --out a.pdf --trials data/test/trials", "--trials", "2"),
+        ("duration good.txt --out a.pdf --p-target 0.01", "--p-target", "duration"),
+        (
+            "det good.txt --out a.pdf --p-target 0.1 0.2 0.3 0.4 0.5 0.6",
+            "--p-target",
+            "at most 5 priors, got 6",
+        ),
         ("det gone.txt --out a.pdf", "gone.txt", "no such"),
     ],
 )
@@ -93,6 +100,26 @@ def test_wrong_arguments_are_refused(world, arguments, subject, value):
     with refuses(subject, value, error=error):
         draw(*arguments.split())
     assert not (world / "a.pdf").exists()
+
+
+def test_confusions_have_no_priors():
+    with refuses("--p-target", "confusion"):
+        plot.parse(["confusion", "x", "--out", "a.pdf", "--p-target", "0.01"])
+
+
+@pytest.mark.parametrize("kind", ["det", "roc", "scores"])
+def test_every_prior_has_a_mark_of_its_own(world, kind):
+    priors = ["0.001", "0.01", "0.05", "0.1", "0.5"]
+    drawn = set()
+    for number in range(1, plot.MAX_PRIORS + 1):
+        draw(kind, "good.txt", "--out", "a.svg", "--p-target", *priors[:number])
+        drawn.add((world / "a.svg").read_bytes())
+    assert len(drawn) == plot.MAX_PRIORS == len(priors)
+    draw(kind, "good.txt", "--out", "a.svg", "--p-target", *priors, *priors)
+    assert (world / "a.svg").read_bytes() in drawn
+    # A mark for the EER, and one for each prior.
+    assert len(set(MARKERS)) > plot.MAX_PRIORS
+    assert len(set(map(str, DASHES))) > plot.MAX_PRIORS
 
 
 @pytest.mark.parametrize("width", ["4.9", "30.1", "nan", "wide", ""])

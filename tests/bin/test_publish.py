@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from hub_server import TOKEN, HubServer, Repository, served, use_hub
-from models_on_disk import CALIBRATION, publish_xvector
+from models_on_disk import CALIBRATION, publish_segmenter, publish_xvector
 from refusals import refuses
 from voices import make_wave
 
 import speakerlab
-from speakerlab.bin import publish
+from speakerlab.bin import card, import_, publish
+from speakerlab.checkpoints.published import load_segmenter
 
 NAME = "hf:ann/model"
 
@@ -51,10 +52,12 @@ def other_model(exp: Path) -> Path:
 
 
 def test_what_was_published_is_loaded_by_the_printed_name(
-    server: HubServer, exp: Path, capsys
+    server: HubServer, exp: Path, capsys, caplog
 ) -> None:
+    caplog.set_level("INFO")
     publish.main([str(exp), "--to", NAME])
     pinned = published_name(capsys)
+    assert f"published, see {server.url}/ann/model" in caplog.text
     repository = server.repositories["ann/model"]
     commit = repository.branches["main"]
     assert pinned == f"{NAME}@{commit}"
@@ -75,6 +78,27 @@ def test_what_was_published_is_loaded_by_the_printed_name(
     wave_S = make_wave(0, 0, 1.0)
     assert (model.embed(wave_S) == ours.embed(wave_S)).all()
     assert model.calibration == ours.calibration
+
+
+def test_a_segmentation_network_comes_back_by_its_name(
+    server: HubServer, tmp_path: Path, capsys
+) -> None:
+    exp = publish_segmenter(tmp_path / "segmenter")
+    publish.main([str(exp), "--to", NAME])
+    pinned = published_name(capsys)
+    # The same model again, and one of the other kind.
+    publish.main([str(exp), "--to", NAME])
+    with refuses(NAME, "another model", "--force"):
+        publish.main([str(publish_xvector(tmp_path / "exp")), "--to", NAME])
+
+    out = tmp_path / "out"
+    import_.main([pinned, "--out", str(out)])
+    assert load_segmenter(out).sha256 == load_segmenter(exp).sha256
+    capsys.readouterr()
+    card.main([pinned])
+    printed = capsys.readouterr().out
+    assert "M parameters, segmentation" in printed
+    assert "not stated" in printed
 
 
 def test_another_model_is_replaced_only_by_force_and_as_a_whole(
@@ -140,11 +164,17 @@ def test_refusals_of_the_hub_are_one_line(server, exp, monkeypatch):
     assert server.repositories == {}
 
 
-def test_a_folder_needs_no_other_package(exp, tmp_path, capsys, monkeypatch):
+def test_a_folder_needs_no_other_package(exp, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     out = tmp_path / "out"
+    caplog.set_level("INFO")
     publish.main([str(exp), "--to", str(out)])
     assert published_name(capsys) == str(out)
+    assert f"{out}: written to a folder; hf:owner/name publishes it" in caplog.text
+    monkeypatch.chdir(tmp_path)
+    publish.main([str(exp), "--to", "ann/my-model"])
+    assert published_name(capsys) == "ann/my-model"
+    assert "to a folder; hf:ann/my-model publishes it" in caplog.text
     assert speakerlab.load(out).sha256 == speakerlab.load(exp).sha256
     with refuses(NAME, "pip install huggingface_hub"):
         publish.main([str(exp), "--to", NAME])

@@ -77,13 +77,18 @@ PUBLISHED = {
         " --device --precision=fp32|bf16|auto"
     ),
     "diarize": (
-        "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx"
-        " --threshold --development --overlap --words --out --force? --model!"
+        "FILE* --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx"
+        " --threshold --development --overlap --words --out --force? --live? --latency"
+        " --sample-rate --model!"
         " --device --precision=fp32|bf16|auto"
+    ),
+    "link": (
+        "DIR+ --model! --out! --far --threshold --speakers --known --allow-same-recording?"
+        " --force?"
     ),
     "words": "FILE+ --turns! --out! --max-gap",
     "calibrate": (
-        "--model! --data! --for=verification|diarization --far+ --out --force?"
+        "--model! --data! --for=verification|diarization --far+ --development --out --force?"
     ),
     "import": (
         "FILE? --list? --out! --force? --model-config --frontend=3dspeaker|wespeaker --speakers"
@@ -108,10 +113,16 @@ ALL_RECIPE_OPTIONS = (
 )
 TRAINING_OPTIONS = "--model --noise --rirs --seed"
 OPTIONS_OF_DATA = "--codec --features"  # where the data are those of the training
-DIARIZING = ("ami/run.sh", "voxconverse/run.sh")
+# Recipe -> its own options, also of its run_segmentation.sh.
+DIARIZING = {
+    "aishell4": ["--channel"],
+    "alimeeting": ["--channel"],
+    "ami": ["--microphone"],
+    "voxconverse": [],
+}
 RECIPE_OPTIONS = (
     f"{ALL_RECIPE_OPTIONS} {TRAINING_OPTIONS} {OPTIONS_OF_DATA} --also --large-margin --method"
-    " --teacher --microphone --allow-rejected --folds --voxceleb"
+    " --teacher --microphone --allow-rejected --folds --voxceleb --channel --embedder --development"
 )
 
 
@@ -165,9 +176,16 @@ def test_every_published_command_exists():
 def published_options(script: str) -> set[str]:
     """Return the options that were ever published of egs/`script`."""
     options = ALL_RECIPE_OPTIONS.split()
-    if script in DIARIZING:
-        return {*options, *(["--microphone"] if script == "ami/run.sh" else [])}
+    recipe = script.partition("/")[0]
+    if recipe in DIARIZING:
+        options += [*DIARIZING[recipe], "--embedder", "--seed"]
+        only_diar = [] if script.endswith("run_segmentation.sh") else ["--development"]
+        return {*options, *only_diar}
     options += TRAINING_OPTIONS.split()
+    if script == "mini/run_segmentation.sh":
+        return {*options, "--embedder"}
+    if script == "mini/run.sh":
+        options += ["--embedder"]
     if script.endswith("run.sh"):
         options += ["--large-margin", "--method", "--teacher"]
     if script == "voxceleb/run.sh":

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from voices import RATE, write_voices
 
+from speakerlab.core.powerset import UNKNOWN
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.conversations import (
-    UNKNOWN,
     ConversationCrops,
     FrameGrid,
     LocalTurn,
@@ -216,3 +216,15 @@ def test_a_fourth_speaker_is_left_out_with_his_frames():
         [UNKNOWN, 0, 0, 1, 1, UNKNOWN],
         [UNKNOWN, 0, 0, 0, 1, UNKNOWN],
     ]
+
+
+def test_nobody_may_speak_in_a_simulated_window(voices):
+    style = STYLE._replace(pause_seconds=20.0)
+    crops = make_crops(voices, [None], style=style)
+    slots = [(0, position, position % 10) for position in range(60)]
+    silent = [crop for crop in map(crops.draw, slots) if not crop.turns]
+    assert silent
+    crop = crops.read(silent[0])
+    assert crop.wave_S.shape == (CROP,) and not crop.wave_S.any()
+    assert not crop.speech_KF.any()
+    assert len(crops.fetch(silent[0])) == 0

@@ -30,6 +30,7 @@ WHISPER = {
         {"id": 1, "start": 3.2, "end": 3.6, "text": " [music]", "words": []},
     ],
 }
+WORD = {"start": 0.5, "end": 1.0}
 SRT = (
     "1\r\n00:00:00,500 --> 00:00:01,300\r\nHello\r\nthere.\r\n\r\n"
     "2\r\n00:00:02.500 --> 00:00:03.000\r\nשלום עולם\r\n"
@@ -85,6 +86,54 @@ def test_whisperx_without_blanks_and_times():
     words_of = [dict(words_of[0], word="你"), dict(words_of[0], word="好")]
     segment = {"text": "你好", "words": words_of}
     assert read_transcript([segment]).to_srt().splitlines()[2] == "你好"
+
+
+def test_a_segment_whose_words_have_no_times_has_its_own(caplog, tmp_path):
+    untimed = {"text": "2014 15", "words": [{"word": "2014"}, {"word": "15"}]}
+    segments = [
+        {"start": 0.5, "end": 1.5, "text": "Hi", "words": [dict(WORD, word="Hi")]},
+        {"start": 2.5, "end": 3.5, **untimed},
+        untimed,
+        {"start": 3.5, "end": 4.0, "text": "Bye", "words": []},
+    ]
+    result = assign_words(read_transcript(segments), TURNS)
+    assert [word.speaker for word in result] == [
+        "ann",
+        *["bob"] * 2,
+        *[None] * 2,
+        "bob",
+    ]
+    assert result.to_srt().splitlines()[4:7] == [
+        "2",
+        "00:00:02,500 --> 00:00:03,500",
+        "bob: 2014 15",
+    ]
+    assert "bob: Bye" in result.to_srt()
+    assert result.num_not_in_srt == 2
+    # One segment without words does not cost the words of the others.
+    assert result.to_ctm("a") == "a 1 0.500 0.500 Hi NA lex ann\n"
+    assert result.num_not_in_ctm == 5
+    segments_of_json = result.to_json()
+    assert [segment["speaker"] for segment in segments_of_json] == [
+        "ann",
+        "bob",
+        None,
+        "bob",
+    ]
+
+    turns = tmp_path / "turns.rttm"
+    write_rttm(turns, {"a": TURNS})
+    for name, content in (("some", segments), ("none", segments[1:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"segments": content}))
+        caplog.clear()
+        run(tmp_path / f"{name}.json", "--turns", turns, "--out", tmp_path / name)
+        assert "a: 2 words left out of the SRT" in caplog.text
+        assert ("a: 5 entries" in caplog.text) == (name == "some")
+        assert ("a: no CTM is written" in caplog.text) == (name == "none")
+        assert (tmp_path / name / "a.words.ctm").exists() == (name == "some")
+    segments[1]["end"] = "3"
+    with pytest.raises(ValueError, match=r"segments\[1\]: `end` must be seconds"):
+        read_transcript(segments)
 
 
 def test_srt_of_windows_and_of_right_to_left_text(tmp_path):
@@ -195,7 +244,13 @@ def test_command_on_a_folder(tmp_path, caplog):
     write_rttm(turns, {"one": TURNS, "two": TURNS})
     run(texts, "--turns", turns, "--out", tmp_path / "out")
     files = sorted(path.name for path in Path(tmp_path / "out").iterdir())
-    assert files == ["one.words.json", "one.words.srt", "two.words.srt"]
+    assert files == [
+        "one.words.ctm",
+        "one.words.json",
+        "one.words.srt",
+        "two.words.srt",
+    ]
+    assert "one: 1 entry (words or segments) left out of the CTM" in caplog.text
     assert "1 transcript without a recording, as three" in caplog.text
     assert "two: 2 cues, 0 without a speaker" in caplog.text
     text = tmp_path.joinpath("out/two.words.srt").read_text(encoding="utf-8")

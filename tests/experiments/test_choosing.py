@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from voices import RATE, write_voices
+from refusals import refuses
+from voices import RATE, make_wave, write_voices
 
+from speakerlab.data import audio
 from speakerlab.data.banks import find_recordings
 from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import write_data_dir
 from speakerlab.experiments import choosing
 from speakerlab.experiments.choosing import RECORDED, Candidate, TrialPairs
 from speakerlab.experiments.choosing_data import (
@@ -17,6 +20,7 @@ from speakerlab.experiments.choosing_data import (
     Noisy,
     choose_utterances,
     cut_to,
+    resampled,
 )
 from speakerlab.scoring.eer_intervals import Difference
 
@@ -56,7 +60,7 @@ def manifest(tmp_path):
 def test_noise_has_its_ratio_and_depends_on_the_utterance_alone(manifest, tmp_path):
     quiet = manifest.pieces()
     for ratio in (0.0, 10.0):
-        treatment = Noisy(snr_db=ratio)
+        treatment = Noisy(base=manifest, snr_db=ratio)
         noisy = treatment.apply(quiet)
         for before, after in zip(quiet, noisy):
             wave = before.read().astype(float)
@@ -70,25 +74,77 @@ def test_noise_has_its_ratio_and_depends_on_the_utterance_alone(manifest, tmp_pa
             differs, noisy[1].read()[:8000] - quiet[1].read()[:8000]
         )
     bank = find_recordings(write_voices(tmp_path / "noise"), sample_rate=RATE)
-    names = {Noisy(snr_db=10.0).name, Noisy(snr_db=5.0).name}
-    names.add(Noisy(snr_db=10.0, noises=bank).name)
+    names = {Noisy(base=manifest, snr_db=ratio).name for ratio in (5.0, 10.0)}
+    names.add(Noisy(base=manifest, snr_db=10.0, noises=bank).name)
     assert len(names) == 3
     wave = quiet[0].read().astype(float)
-    noise = Noisy(snr_db=5.0, noises=bank).apply(quiet)[0].read() - wave
+    treatment = Noisy(base=manifest, snr_db=5.0, noises=bank)
+    noise = treatment.apply(quiet)[0].read() - wave
     assert 10 * np.log10((wave**2).mean() / (noise**2).mean()) == pytest.approx(
         5, abs=0.01
     )
 
 
+@pytest.mark.parametrize("has_bank", [False, True], ids=["pink", "bank"])
+def test_models_of_all_rates_get_the_same_noise(manifest, tmp_path, has_bank):
+    bank = ()
+    if has_bank:
+        bank = find_recordings(write_voices(tmp_path / "noise"), sample_rate=RATE)
+    low = resampled(manifest, tmp_path / "out", sample_rate=RATE // 2)
+    treatment = Noisy(base=manifest, snr_db=0.0, noises=bank)
+    for piece, low_piece in zip(treatment.apply(manifest.pieces()), low.pieces()):
+        (noisy_low,) = treatment.apply([low_piece])
+        noise = piece.read().astype(float)
+        noise -= manifest.read(piece.row, 0, piece.num_samples)
+        low_noise = noisy_low.read().astype(float)
+        low_noise -= low.read(low_piece.row, 0, low_piece.num_samples)
+        # The band that both have, from the spectra.
+        num = len(low_noise) // 2
+        spectrum = np.fft.rfft(noise)[: num // 2] / len(noise)
+        low_spectrum = np.fft.rfft(low_noise)[: num // 2] / len(low_noise)
+        difference = np.linalg.norm(spectrum - low_spectrum)
+        assert difference < 0.01 * np.linalg.norm(spectrum)
+
+
+def test_a_part_has_the_noise_of_its_place_in_the_utterance(manifest):
+    treatment = Noisy(base=manifest, snr_db=5.0)
+    whole = manifest.pieces()[1]
+    (noisy,) = treatment.apply([whole])
+    (part,) = treatment.apply([replace(whole, start=3000, num_samples=5000)])
+    assert np.array_equal(part.read(), noisy.read()[3000:8000])
+
+
+def test_silence_between_noises_is_drawn_again(manifest, tmp_path):
+    waves = {"a": np.zeros(60 * RATE, np.int16), "b": np.zeros(60 * RATE, np.int16)}
+    waves["a"][-30 * RATE :] = make_wave(0, 0, 30.0)
+    wavs = {}
+    for name, wave in waves.items():
+        wavs[name] = tmp_path / f"{name}.wav"
+        audio.write(wavs[name], wave, RATE)
+    write_data_dir(tmp_path / "noise", wavs=wavs)
+    bank = find_recordings(tmp_path / "noise", sample_rate=RATE)
+    quiet = manifest.pieces()
+    for before, after in zip(
+        quiet, Noisy(base=manifest, snr_db=5.0, noises=bank).apply(quiet)
+    ):
+        wave = before.read().astype(float)
+        noise = after.read() - wave
+        ratio = 10 * np.log10((wave**2).mean() / (noise**2).mean())
+        assert ratio == pytest.approx(5, abs=0.01)
+    (silent,) = Noisy(base=manifest, snr_db=5.0, noises=bank[1:]).apply(quiet[:1])
+    with refuses("--noise", "silent", tmp_path / "b.wav"):
+        silent.read()
+
+
 def test_loud_speech_with_noise_is_not_clipped(manifest):
-    (piece, *_) = Noisy(snr_db=-40.0).apply(manifest.pieces())
+    (piece, *_) = Noisy(base=manifest, snr_db=-40.0).apply(manifest.pieces())
     wave = piece.read()
     assert np.abs(wave.astype(int)).max() <= 32767
     assert (np.abs(wave.astype(int)) == 32767).sum() <= 2
 
 
 def test_a_cut_applies_to_every_treatment(manifest):
-    pieces = cut_to(Noisy(snr_db=10.0), 0.5).apply(manifest.pieces())
+    pieces = cut_to(Noisy(base=manifest, snr_db=10.0), 0.5).apply(manifest.pieces())
     assert {piece.num_samples for piece in pieces} == {RATE // 2}
 
 
@@ -107,7 +163,19 @@ def make_candidate():
         for condition, scatter in ((RECORDED, spread), (GSM, gsm or spread)):
             emb = centre + scatter * shared
             estimates[condition] = pairs.estimate(pairs.scores(emb, emb, ids))
-        return Candidate(name, name, RATE, 1.0, speed, 0, estimates, 0.5, 0.1, 3000)
+        return Candidate(
+            name=name,
+            sha256=name,
+            sample_rate=RATE,
+            megabytes=1.0,
+            ms_per_second=speed,
+            num_trained=0,
+            training_data="",
+            estimates=estimates,
+            threshold=0.5,
+            p_miss=0.1,
+            num_others=3000,
+        )
 
     return make
 
@@ -124,7 +192,7 @@ def test_the_lowest_eer_is_recommended_and_of_equal_ones_the_fastest(make_candid
     lines = choosing.describe(models, comparisons, far=0.01)
     assert lines[0].startswith("recommended: fast, which has the lowest EER")
     assert lines[1].startswith("better than: bad (p")
-    assert lines[2].startswith("cannot be told apart from slow with 20 speakers")
+    assert lines[2].startswith("not significantly different from slow with 20 speakers")
     assert "may not decide" in lines[2]
     assert lines[-1].startswith("but with codec of the test side gsm: bad is better")
     values = choosing.json_values(models, comparisons)

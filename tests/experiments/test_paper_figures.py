@@ -11,19 +11,20 @@ from refusals import refuses
 from result_rows import identified
 from scipy.special import ndtr
 
-from speakerlab.experiments import paper_figures, plots
-from speakerlab.experiments.paper_figures import (
+from speakerlab.experiments import paper_figures, paper_layout, plots
+from speakerlab.experiments.paper_confusion import (
+    MAX_CLASSES,
     OTHER,
-    Size,
     confusion_figure,
     confusion_shares,
+)
+from speakerlab.experiments.paper_figures import (
     det_figure,
     duration_figure,
-    paper_style,
     roc_figure,
-    save_figure,
     scores_figure,
 )
+from speakerlab.experiments.paper_layout import Size, paper_style, save_figure
 from speakerlab.experiments.plots import DetCurve, default_style, draw_det
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring import conditions
@@ -83,7 +84,7 @@ def det(scored, size=COLUMN, **options):
 def test_a_det_curve_crosses_the_diagonal_at_the_eer(listed):
     scored = score(listed, [0.3, 0.5, 0.8])
     (axes,) = det(scored).axes
-    for result, colour in zip(scored, paper_figures.COLOURS):
+    for result, colour in zip(scored, paper_layout.COLOURS):
         ((x_K, y_K),) = lines_of(axes, colour)
         expected = eer(result.scores_N, result.is_target_N)
         assert ndtr(crossing(x_K, y_K)) == pytest.approx(expected, abs=1e-9)
@@ -127,7 +128,7 @@ def test_marked_points_are_on_their_curves(num_nontarget):
     assert marked[0][2] == 0 < marked[1][1]
     curve = DetCurve(p_miss_K, p_fa_K, label="", colour="red", marked=marked)
     with default_style():
-        figure = paper_figures._new_figure(COLUMN, 8.0)
+        figure = paper_layout.new_figure(COLUMN, 8.0)
         axes = figure.add_subplot()
         draw_det(axes, [curve], linewidth=1, markersize=4, character=0.02)
     (line,) = lines_of(axes, "red")
@@ -197,7 +198,7 @@ def test_a_roc_curve_passes_through_the_eer(listed):
     figure = roc_figure(scored, COLUMN, p_targets=P_TARGETS)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
-    for result, colour in zip(scored, paper_figures.COLOURS):
+    for result, colour in zip(scored, paper_layout.COLOURS):
         ((x_K, y_K),) = lines_of(axes, colour)
         rate = 100 * eer(result.scores_N, result.is_target_N)
         point = np.argmin(abs(x_K - rate) + abs(y_K - (100 - rate)))
@@ -299,7 +300,7 @@ def test_durations_are_those_of_the_conditions(listed):
             result.scores_N, listed.trials, listed.speakers, {}, listed.seconds
         )
         line = axes.lines[place]
-        assert line.get_color() == paper_figures.COLOURS[place]
+        assert line.get_color() == paper_layout.COLOURS[place]
         assert list(line.get_ydata()) == [100 * row["eer"] for row in rows]
         bars = axes.collections[2 * place : 2 * place + 2]
         for row, bar in zip(rows, bars):
@@ -407,12 +408,24 @@ def test_of_many_classes_the_most_confused_are_shown(caplog):
     ]
     row = identified(true, found, names)
     true_names, found_names, share = confusion_shares(row)
-    assert len(true_names) == paper_figures.MAX_CLASSES
+    assert len(true_names) == MAX_CLASSES
     assert set(names[13:]) <= set(true_names)
     assert found_names == [*true_names, OTHER]
     assert share.sum(axis=1) == pytest.approx(np.ones(len(true_names)))
     confusion_figure({"a": row}, COLUMN)
     assert "20 of 30 classes" in caplog.text
+
+
+def test_classes_of_the_head_that_no_recording_has_are_not_missed(caplog):
+    names = [f"c{number}" for number in range(10)]
+    # Two classes of the head are not in the test, one of them is found.
+    row = identified(list(range(8)), [0, 1, 2, 3, 4, 5, 6, 8], names)
+    assert row["num_classes"] == 10
+    true_names, found_names, _ = confusion_shares(row)
+    assert true_names == names[:8]
+    assert found_names == [*names[:9]]
+    confusion_figure({"a": row}, COLUMN)
+    assert caplog.text == ""
 
 
 # How it looks
@@ -444,7 +457,7 @@ def test_nothing_is_clipped_or_covered(
     listed, tmp_path, monkeypatch, num_systems, size
 ):
     # Text is as large as in a PDF.
-    monkeypatch.setattr(paper_figures, "PNG_DPI", 72)
+    monkeypatch.setattr(paper_layout, "PNG_DPI", 72)
     monkeypatch.setattr(conditions, "NUM_REPLICATES", 20)
     for kind, figure in figures_of(listed, num_systems, size).items():
         path = tmp_path / f"{kind}.png"
@@ -480,16 +493,16 @@ def test_names_are_shown_as_they_are(listed):
 
 def test_every_system_has_another_line():
     looks = {
-        (paper_figures._colour(place), str(paper_figures._dashes(place)))
+        (paper_layout.colour_of(place), str(paper_layout.dashes_of(place)))
         for place in range(12)
     }
     assert len(looks) == 12
     # The dashes alone tell six systems apart in grey.
-    assert len({str(paper_figures._dashes(place)) for place in range(6)}) == 6
+    assert len({str(paper_layout.dashes_of(place)) for place in range(6)}) == 6
 
 
 def test_fonts_are_embedded_and_files_are_equal(listed, tmp_path, monkeypatch):
-    monkeypatch.setattr(paper_figures, "PNG_DPI", 72)
+    monkeypatch.setattr(paper_layout, "PNG_DPI", 72)
     for ending in (".pdf", ".svg", ".png"):
         for name in "ab":
             save_figure(det(score(listed, [0.4])), tmp_path / f"{name}{ending}")

@@ -2,9 +2,11 @@
 
 import csv
 import io
+import re
 import shutil
 import subprocess
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,9 @@ from speakerlab.experiments.paper_table import (
     format_markdown,
     latex_width_cm,
 )
-from speakerlab.experiments.run_table import holm
+from speakerlab.experiments.run_table import holm, least_p
 from speakerlab.experiments.systems import NamedList, NamedSystem, Scored
+from speakerlab.scoring.bootstrap import Replicates
 
 WEIRD = r"a_b & 50% #1 $x\{y}^~<z>|`*[q](r)* !"
 
@@ -136,18 +139,25 @@ def test_too_few_speakers_and_too_many_systems_have_notes(tmp_path, listed):
     ("num_speakers", "num_systems", "reason"),
     [
         # The smallest p-values: of 5 speakers 0.051, of 7 0.029, of 10 0.017.
-        (5, 2, "with 5 speakers, a p-value is at least 0.051; score more speakers"),
+        (
+            5,
+            2,
+            "with 5 speakers and 1,000 replicates, a p-value is at least 0.051; score more"
+            " speakers",
+        ),
         (
             7,
             3,
-            "with 7 speakers, a p-value is at least 0.029, and 0.058 after the correction"
-            " for 2 comparisons; score more speakers, or compare at most 2 systems",
+            "with 7 speakers and 1,000 replicates, a p-value is at least 0.029, and 0.058"
+            " after the correction for 2 comparisons; score more speakers, or compare at"
+            " most 2 systems",
         ),
         (
             10,
             4,
-            "with 10 speakers, a p-value is at least 0.017, and 0.05 after the correction"
-            " for 3 comparisons; score more speakers, or compare at most 3 systems",
+            "with 10 speakers and 1,000 replicates, a p-value is at least 0.017, and 0.05"
+            " after the correction for 3 comparisons; score more speakers, or compare at"
+            " most 3 systems",
         ),
         (10, 3, None),
     ],
@@ -168,6 +178,44 @@ def test_why_nothing_can_be_bold(tmp_path, num_speakers, num_systems, reason):
         "Nothing is bold. No difference could be significant, with"
         f" {num_speakers} speakers and {num_systems} systems."
     )
+
+
+def test_the_smallest_p_value_is_that_of_the_replicates_that_were_drawn(
+    tmp_path, monkeypatch
+):
+    listed = make_list(tmp_path / "test", num_speakers=7)
+    scores: Any = score(listed, [0.1, 4.0])
+    assert bold(table_of(scores)) == [("system 0", "eer"), ("system 0", "min_dcf_0.01")]
+    # As with more than a million trials.
+    monkeypatch.setattr("speakerlab.scoring.bootstrap.MANY_TRIALS", 10)
+    scores = score(listed, [0.1, 4.0])
+    assert len(scores[0].replicates.values["eer"]) == 200
+    table = table_of(scores)
+    assert bold(table) == []
+    (note,) = table.notes
+    assert "with 7 speakers and 200 replicates, a p-value is at least 0.054" in note
+    assert note.endswith("score more speakers")
+
+
+@pytest.mark.parametrize("num_replicates", [200, 1000])
+def test_the_guide_has_the_smallest_p_values(num_replicates):
+    guide = Path(__file__).parents[2] / "docs/papers.md"
+    lines = guide.read_text(encoding="utf-8").splitlines()
+    (header,) = [line for line in lines if line.startswith("| replicates |")]
+    (row,) = [
+        line for line in lines if line.startswith(f"| {num_replicates:,}, p-value |")
+    ]
+    (most,) = [
+        line for line in lines if line.startswith(f"| {num_replicates:,}, systems |")
+    ]
+    cells = zip(*(line.strip("| ").split(" | ")[1:] for line in (header, row, most)))
+    for num_speakers, p_value, num_systems in cells:
+        replicates = Replicates({"eer": np.zeros(num_replicates)}, int(num_speakers))
+        least = least_p(replicates)
+        assert least is not None
+        assert p_value == f"{least:.3f}"
+        allowed = [m for m in range(2, 30) if least * (m - 1) < 0.05]
+        assert num_systems == str(max(allowed, default="-"))
 
 
 def test_the_caption_says_on_which_lists_nothing_could_be_shown(tmp_path, listed):
@@ -329,6 +377,46 @@ def test_latex_compiles(table, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "paper.pdf").stat().st_size > 5000
+
+
+@pytest.fixture
+def caption(tmp_path, listed):
+    """The line of a LaTeX table for its caption, with a weird list and system."""
+    small = make_list(tmp_path / "small", num_speakers=6)
+    names = [f"{WEIRD}\r\nx", "b", "c"]
+    on_both = [score(data, [0.3] * 3, names=names) for data in (listed, small)]
+    lists = [NamedList("a_b", "x", listed), NamedList(names[0], "y", small)]
+    systems = [result.system for result in on_both[0]]
+    table = build_table(systems, lists, on_both, (0.01,))
+    return format_latex(table).splitlines()[2]
+
+
+def test_the_caption_can_be_copied(caption):
+    assert caption.startswith("% In brackets: 95 \\% intervals by bootstrap")
+    assert "On a\\_b, no system is" in caption
+    assert "p \\textless{} 0.05 after Holm" in caption
+    assert f"On {escape_latex(WEIRD)}  x, no difference could" in caption
+    assert re.search(r"(?<!\\)[%_&#$^~<>|]", caption.removeprefix("%")) is None
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_the_caption_compiles(caption, tmp_path):
+    lines = [
+        "\\documentclass{article}",
+        "\\begin{document}",
+        "\\begin{table}",
+        f"\\caption{{{caption.removeprefix('% ')}}}",
+        "\\end{table}",
+        "\\end{document}",
+    ]
+    (tmp_path / "paper.tex").write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_formats_have_the_names_of_the_option():

@@ -2,25 +2,32 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from models_on_disk import CALIBRATION, XVECTOR
+from models_on_disk import CALIBRATION, XVECTOR, publish_segmenter
 from refusals import refuses
 from result_rows import identified, row
 from voices import make_wave
 
 import speakerlab
-from speakerlab.checkpoints.model_files import read_card
-from speakerlab.checkpoints.published import load_published, publish
+from speakerlab.checkpoints.model_files import SEGMENTER, read_card
+from speakerlab.checkpoints.published import load_published, load_segmenter, publish
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.tuning import Tuning
 from speakerlab.experiments import publishing
+from speakerlab.experiments.model_card import describe
 from speakerlab.experiments.model_page import identifier, terms_of
-from speakerlab.experiments.publishing import without_paths, write_model_folder
+from speakerlab.experiments.publishing import (
+    public_config,
+    without_paths,
+    write_model_folder,
+)
 
 SPEAKERS = ["Müller_Anna", "Okafor_Chidi", "id10042"]
 HOST = "gpu17.lab.example"
@@ -93,7 +100,7 @@ def write_experiment(
     )
     if rows is None:
         rows = [row(protocol="pairs of /home/anna/lists/trials"), row(backend="plda")]
-    theirs = [{**one, "model_sha256": digest} for one in rows]
+    theirs = [{**result, "model_sha256": digest} for result in rows]
     others = [row(trials="of another model", eer=0.5)]
     (exp / "results.json").write_text(json.dumps([*theirs, *others]))
     config.write(exp / "config.yaml")
@@ -212,7 +219,7 @@ def test_the_client_of_the_hub_reads_the_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("card", "given", "licence", "words"),
+    ("card", "given", "licence", "notes"),
     [
         ({}, None, "unknown", []),
         ({}, "CC BY 4.0", "cc-by-4.0", []),
@@ -238,11 +245,11 @@ def test_the_client_of_the_hub_reads_the_page(tmp_path):
     ],
 )
 def test_the_licence_is_the_given_one_or_that_of_the_origin(
-    card, given, licence, words
+    card, given, licence, notes
 ):
     terms = terms_of(card, given)
     assert terms.licence == licence
-    for word in words:
+    for word in notes:
         assert word in " ".join(terms.notes)
 
 
@@ -288,6 +295,88 @@ def test_classes_that_are_persons_are_left_out_with_a_warning(tmp_path, caplog):
     assert "names are not published" in caplog.text
 
 
+VALIDATION = {
+    "valid_der_initial": 1.25,
+    "valid_der_trained": 0.3689,
+    "kept_initial": False,
+}
+
+
+def test_a_segmentation_network_has_a_page_of_its_own(tmp_path):
+    exp = publish_segmenter(
+        tmp_path / "exp",
+        "data.dir=/home/anna/corpora",
+        "data.train=[/mnt/secret/calls]",
+        **{**FACTS, "teachers": []},
+        **VALIDATION,
+    )
+    folder = publish_to(tmp_path / "out", exp, licence="CC BY 4.0")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"README.md", "config.yaml", "card.json", SEGMENTER}
+    for name, text in texts_of(folder).items():
+        for word in (HOST, "anna", "secret", "/home", "H100", "580.1"):
+            assert word not in text, f"{name}: {word}"
+
+    metadata = metadata_of(folder)
+    assert metadata["license"] == "cc-by-4.0"
+    assert metadata["pipeline_tag"] == "voice-activity-detection"
+    assert metadata["datasets"] == ["voxceleb2"]
+    assert {"speaker-diarization", "pyannet"} <= set(metadata["tags"])
+    assert "speaker-verification" not in metadata["tags"]
+    # The local DER of the training is no result on a list that others could repeat.
+    assert "model-index" not in metadata
+    page = texts_of(folder)["README.md"]
+    assert "36.89 %, before the training 125.00 %" in page
+    assert "speakerlab import hf:ann/model --out segmentation\n" in page
+    assert "--segmentation segmentation" in page
+    assert "speakerlab.load" not in page.partition("In Python")[0]
+    assert "calibrat" not in page
+    assert "1,200 utterances" in page
+
+    ours = load_segmenter(exp)
+    theirs = load_segmenter(folder)
+    assert theirs.sha256 == ours.sha256
+    wave_BS = torch.randn(1, 16000)
+    with torch.no_grad():
+        assert theirs.segmenter(wave_BS).equal(ours.segmenter(wave_BS))
+    before = texts_of(folder)
+    publish_to(folder, exp, licence="CC BY 4.0")
+    assert texts_of(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({**VALIDATION, "kept_initial": True}, "125.00 %"),
+        ({**VALIDATION, "valid_der_trained": 1.5, "kept_initial": True}, "125.00 %"),
+        (VALIDATION, "36.89 %"),
+        ({}, None),
+    ],
+)
+def test_the_card_of_a_segmentation_network_has_its_local_der(tmp_path, facts, shown):
+    exp = publish_segmenter(tmp_path / "exp", **facts)
+    stated = dict(describe(exp))
+    assert stated["model"][0].endswith("M parameters, segmentation")
+    assert "calibration" not in stated
+    if shown is None:
+        assert stated["results"] == ["not stated"]
+    else:
+        (line,) = stated["results"]
+        assert f"conversations {shown}, before the training 125.00 %" in line
+    did_not_help = facts.get("valid_der_trained") == 1.5
+    assert ("training" in stated) == did_not_help
+
+
+def test_models_of_different_kinds_replace_each_other_only_by_force(tmp_path):
+    out = publish_to(tmp_path / "out", write_experiment(tmp_path / "exp"))
+    segmenter = publish_segmenter(tmp_path / "segmenter")
+    with refuses("--to", out, "another model", "--force"):
+        publish_to(out, segmenter)
+    publish_to(out, segmenter, force=True)
+    assert not (out / "embedder.safetensors").exists()
+    assert load_segmenter(out).sha256 == load_segmenter(segmenter).sha256
+
+
 def test_only_a_published_folder_is_replaced(tmp_path):
     exp = write_experiment(tmp_path / "exp")
     out = tmp_path / "out"
@@ -324,6 +413,61 @@ def test_a_user_or_host_that_is_named_is_refused(tmp_path, monkeypatch):
     # A part of a word is no name.
     exp = write_experiment(tmp_path / "b", train_corpus=["Hannah's"], teachers=[])
     publish_to(tmp_path / "out", exp)
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "diarization.json", "speakers.txt"])
+def test_every_file_is_searched_for_the_user(tmp_path, monkeypatch, file):
+    # With an escape in JSON.
+    monkeypatch.setattr(publishing.getpass, "getuser", lambda: "jörg")
+    settings = [XVECTOR, "task=identification", "data.labels=utt2lang"]
+    classes = ["de", "en"]
+    tuning = Tuning(source="calls", method="ahc", threshold=0.5)
+    if file == "config.yaml":
+        settings = [*SETTINGS, "distil.teachers=[exp/jörg]"]
+    elif file == "speakers.txt":
+        classes = ["de", "jörg"]
+    else:
+        tuning = replace(
+            tuning, method="vbx", plda_sha256="ab" * 32, plda_source="calls of jörg"
+        )
+        monkeypatch.setattr(publishing, "read_plda_bytes", lambda *_: b"")
+    exp = write_experiment(
+        tmp_path / "exp", settings, classes=classes, teachers=[], rows=[]
+    )
+    (exp / "model/diarization.json").write_text(json.dumps(vars(tuning)))
+    with refuses(exp / "model", "'jörg'"):
+        publish_to(tmp_path / "out", exp)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_on_the_hub_and_words_of_the_page_are_no_secret(tmp_path, monkeypatch):
+    teacher = {"sha256": "12" * 32, "space": "12" * 32, "page": None, "licence": None}
+    names = ["hf:ann/teacher", "downloads/ann/student"]
+    exp = write_experiment(
+        tmp_path / "exp",
+        [*SETTINGS, f"distil.teachers=[{', '.join(names)}]"],
+        teachers=[{"name": name, **teacher} for name in names],
+        rows=[],
+    )
+    # The second is a word of any page.
+    for user in ("ann", "embedding"):
+        monkeypatch.setattr(publishing.getpass, "getuser", lambda user=user: user)
+        folder = publish_to(tmp_path / user, exp)
+        assert user in texts_of(folder)["README.md"]
+        published = load_published(folder).config
+        assert published.distil.teachers == ("hf:ann/teacher", "student")
+
+
+def test_of_a_pretrained_model_only_the_last_part_of_a_relative_path_is_left():
+    for model, public in (
+        ("downloads/ann/wavlm", "wavlm"),
+        ("ann/my wavlm", "my wavlm"),
+        (r"ann\wavlm", "wavlm"),
+        ("hf:ann/wavlm", "hf:ann/wavlm"),
+    ):
+        config = load_config([], [XVECTOR, f"frontend={{name: ssl, model: '{model}'}}"])
+        assert public_config(config).frontend["model"] == public
+        assert config.frontend["model"] == model
 
 
 @pytest.mark.parametrize(

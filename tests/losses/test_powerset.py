@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from speakerlab.core.powerset import speaker_sets
-from speakerlab.losses.powerset import UNKNOWN, PowersetLoss, local_errors
+from speakerlab.core.powerset import UNKNOWN, speaker_sets
+from speakerlab.losses.powerset import PowersetLoss, local_errors
 
 SETS = speaker_sets(3, 2)
 

@@ -11,7 +11,7 @@ from refusals import refuses
 
 from speakerlab.core.powerset import MAX_AT_ONCE, MAX_SPEAKERS, speaker_sets
 from speakerlab.core.shapes import shapes_only
-from speakerlab.diarization import overlap
+from speakerlab.diarization import local_speakers
 from speakerlab.models.pyannet import PyanNet
 
 FIGURES = np.load(Path(__file__).with_name("pyannet.npz"))
@@ -53,10 +53,10 @@ def test_equals_the_original_with_the_published_weights(tmp_path):
 
 
 def test_frames_and_classes_are_those_of_diarization(network):
-    assert network.hop_samples == overlap.HOP_SAMPLES
-    assert network.field_samples == overlap.FIELD_SAMPLES
+    assert network.hop_samples == local_speakers.HOP_SAMPLES
+    assert network.field_samples == local_speakers.FIELD_SAMPLES
     sets_CL = speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE)
-    np.testing.assert_array_equal(sets_CL, overlap.SPEAKERS_CL)
+    np.testing.assert_array_equal(sets_CL, local_speakers.SPEAKERS_CL)
     # 10 s, as in the published network.
     assert network.num_frames(160000) == 589
     assert sum(p.numel() for p in network.parameters()) == 1_473_265

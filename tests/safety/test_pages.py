@@ -22,9 +22,11 @@ from speakerlab.diarization.scoring import score_recordings
 from speakerlab.experiments import report
 from speakerlab.experiments.diarization import results_of
 from speakerlab.experiments.hardest import HardTrial, data_uri
+from speakerlab.experiments.linking import write_page
 from speakerlab.experiments.plots import Picture
 from speakerlab.experiments.timeline import worst_minutes
 from speakerlab.inference.diarize import Diarization, Match, Segment
+from speakerlab.inference.link import DoubtfulPair, Identity, Linked, Member
 
 NUM = 200
 LONG = 10_000
@@ -126,9 +128,9 @@ def write_pages(folder: Path, names: list[str]) -> list[Path]:
     folder.mkdir()
     paths = [
         folder / f"{kind}.html"
-        for kind in ("verification", "classes", "der", "timeline")
+        for kind in ("verification", "classes", "der", "linking", "timeline")
     ]
-    for path, write in zip(paths, (verification, classes, der, timeline)):
+    for path, write in zip(paths, (verification, classes, der, linking, timeline)):
         write(path, names)
     return paths
 
@@ -210,6 +212,19 @@ def timeline(path: Path, names: list[str]) -> None:
     audio.write(written, make_wave(0, 0, 1.0), RATE)
     written.rename(recording)
     diarize.write_page(path, diarization, recording, None, embedded_rate=None)
+
+
+def linking(path: Path, names: list[str]) -> None:
+    """People and speakers of all names; every recording has a page with a hostile name."""
+    identities = []
+    pairs = []
+    for name in names:
+        members = [Member(name, name, 1.0, 0.5), Member(f"of {name}", name, 1.0, None)]
+        identities.append(Identity(name, members, is_unknown=len(identities) % 2 == 0))
+        pairs.append(DoubtfulPair(name, names[0], 0.5, is_apart=True))
+    linked = Linked(identities, 0.5, 0.01, pairs[:100], {})
+    address = f"../{link(names)}.html"
+    write_page(path, linked, dict.fromkeys(names, address), {names[0]: names[1]})
 
 
 def file_name(names: list[str]) -> str:
