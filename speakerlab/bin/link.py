@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from speakerlab.bin.command import check_threshold, parser, plain_text
 from speakerlab.core import done, process
-from speakerlab.core.atomic import check_writable
+from speakerlab.core.atomic import check_writable, locked
 from speakerlab.core.counting import count_of
 from speakerlab.core.leftovers import is_leftover
 from speakerlab.data.tables import one_line
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # each imports its runtime
 
 log = logging.getLogger(__name__)
 RECORD = ".linked"  # of a finished linking, in the folder of --out
+LOCK = ".lock"  # beside the folder of --out, after its name
 OF_WORDS = ".words.json"  # transcripts that `diarize --words` writes beside its results
 
 
@@ -41,11 +42,45 @@ def main(arguments: Sequence[str]) -> None:
         check_enrolled(model)
 
     inputs = inputs_of(args, places.values(), model)
-    if not args.force and done.is_done(args.out / RECORD, inputs):
+    # If nothing will be written, no lock is needed.
+    if is_linked(args, inputs):
+        return
+    # Beside the folder, which is replaced with all that is in it.
+    target = args.out.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name(f".{target.name}{LOCK}")):
+        # Another process may have written the folder while this process waited.
+        if is_linked(args, inputs):
+            return
+        num_failed = link_into(args, places, model, inputs)
+    if num_failed:
+        log.error(
+            "%d of %s could not be linked",
+            num_failed,
+            count_of(len(places), "recording"),
+        )
+        process.leave(process.EXIT_INPUT)
+
+
+def is_linked(args: Namespace, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the folder is from the same inputs, and log it."""
+    is_kept = not args.force and done.is_done(args.out / RECORD, inputs)
+    if is_kept:
         log.info(
             "%s: already linked with these inputs, kept (--force links again)", args.out
         )
-        return
+    return is_kept
+
+
+def link_into(
+    args: Namespace,
+    places: Mapping[Path, Path],
+    model: "SpeakerModel",
+    inputs: Mapping[str, Any],
+) -> int:
+    """Link the results and replace the folder; return the number of those not readable."""
+    from speakerlab.experiments import linking
+
     results, num_failed = read_results(places, model)
     speakers = [speaker for result in results.values() for speaker in result.speakers]
     linked = link_all(speakers, args, model)
@@ -57,15 +92,10 @@ def main(arguments: Sequence[str]) -> None:
     }
     linking.write_linked(args.out, linked, results, facts)
     describe(linked, args, num_recordings=len(results))
-    if num_failed:
-        log.error(
-            "%d of %s could not be linked",
-            num_failed,
-            count_of(len(places), "recording"),
-        )
-        process.leave(process.EXIT_INPUT)
-    # Only now: with a file that could not be read, the next run tries again.
-    done.record(args.out / RECORD, inputs, outputs=[linking.IDENTITIES])
+    # Without a record, the next run tries again.
+    if not num_failed:
+        done.record(args.out / RECORD, inputs, outputs=[linking.IDENTITIES])
+    return num_failed
 
 
 def find_results(folders: Sequence[Path], out: Path) -> dict[Path, Path]:
@@ -82,9 +112,10 @@ def find_results(folders: Sequence[Path], out: Path) -> dict[Path, Path]:
                 f"{folder}: {problem}; give a folder that `speakerlab diarize --out` has"
                 " written"
             )
-        paths = [
-            path for path in sorted(folder.rglob("*.json")) if is_result(path, out)
-        ]
+        paths: list[Path] = []
+        for path in sorted(folder.rglob("*.json")):
+            if is_result(path, folder, out):
+                paths.append(path)
         if not paths:
             raise ValueError(
                 f"{folder}: has no results of recordings (NAME.json, NAME.rttm); run"
@@ -101,13 +132,21 @@ def find_results(folders: Sequence[Path], out: Path) -> dict[Path, Path]:
     return dict(sorted(json_of.items()))
 
 
-def is_result(path: Path, out: Path) -> bool:
-    """Return whether a JSON file is one that `diarize` has written, by its name."""
-    # A transcript has no turns of its own.
+def is_result(path: Path, folder: Path, out: Path) -> bool:
+    """Return whether a JSON file below `folder` is one that `diarize` has written, by its name."""
+    from speakerlab.experiments.linking import IDENTITIES
+
+    # Hidden folders are of file systems, or of a `link` that was killed.
+    parents = path.relative_to(folder).parent.parts
+    is_hidden = any(name.startswith(".") for name in parents)
+    if is_hidden or is_leftover(path.name):
+        return False
+    # Transcripts, and the tables of `link`, have no turns of their own.
     has_turns = path.with_suffix(".rttm").exists()
-    is_transcript = path.name.endswith(OF_WORDS) and not has_turns
-    is_written_here = path.resolve().is_relative_to(out.resolve())
-    return not (is_leftover(path.name) or is_transcript or is_written_here)
+    is_other_kind = path.name == IDENTITIES or path.name.endswith(OF_WORDS)
+    if is_other_kind and not has_turns:
+        return False
+    return not path.resolve().is_relative_to(out.resolve())
 
 
 def inputs_of(

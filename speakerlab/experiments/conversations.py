@@ -97,9 +97,8 @@ def _read_turns(folder: Path, manifest: Manifest, part: int) -> dict[str, Refere
         local_regions: list[tuple[float, float]] = []
         for start, end in regions.get(name, [(0.0, seconds)]):
             if start < seconds:
-                end = min(
-                    end, seconds
-                )  # a region may end after the recording by rounding
+                # A region may end after the recording by rounding.
+                end = min(end, seconds)
                 local_regions.append((start * rate, end * rate))
         if not local_regions:
             raise ValueError(

@@ -44,7 +44,8 @@ MAX_ROUNDS = 5  # of choosing the threshold for the number of people
 MAX_DOUBTFUL = 1000  # pairs, the most similar ones
 IDENTITY = "identity"  # name of a person, with a number
 UNKNOWN = "unknown"  # name of a speaker with too little speech, with a number
-AGAIN = "diarize the recording again with `speakerlab diarize --out DIR`"
+# Into another folder, because `diarize` would replace turns that were corrected by hand.
+AGAIN = "diarize the recording again, with another --out than before"
 
 Key = tuple[str, str]  # recording, and name of a speaker there
 # In the JSON file of a diarization.
@@ -171,7 +172,8 @@ def read_result(path: Path) -> Result:
     others = turns_of.keys() - {one_word(recording)}
     if others:
         raise ValueError(
-            f"{rttm}: has turns of recording {min(others)}, not of {recording}; {AGAIN}"
+            f"{rttm}: has turns of recording {min(others)}, not of"
+            f" {one_word(recording)}; correct the name in its lines, or {AGAIN}"
         )
     turns = turns_of.get(one_word(recording), [])
     seconds: dict[str, float] = {}
@@ -196,8 +198,7 @@ def read_result(path: Path) -> Result:
     if seconds:
         raise ValueError(
             f"{rttm}: has speaker {min(seconds)}, of whom {path.name} has no embedding; use"
-            " the names of its speakers, or diarize a copy of the recording with --vad"
-            f" {rttm.name} and more --speakers"
+            f" the names of its speakers, or {AGAIN}, --vad {rttm.name} and more --speakers"
         )
     return Result(
         path=path,

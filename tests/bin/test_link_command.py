@@ -1,5 +1,11 @@
-"""`speakerlab link`: files written, kept and renamed; damaged results, refusals, exit codes."""
+"""`speakerlab link`: files, kept names, damaged results, refusals, exit codes, kills."""
 
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +155,103 @@ def test_a_run_that_dies_leaves_the_earlier_result(exp, results, tmp_path, monke
     assert contents(out) == before
     linked(exp, results, "--out", out, "--threshold", 0.5)
     assert (out / "0.rttm").exists()
-    assert names_in(tmp_path) == ["diarized", "exp", "linked"]
+    assert names_in(tmp_path) == [".linked.lock", "diarized", "exp", "linked"]
+
+
+KILLED = """
+import os, signal, sys
+from speakerlab.bin import link
+from speakerlab.experiments import linking
+linking.write_page = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+link.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_while_writing_leaves_the_earlier_result(
+    environment, exp, results, tmp_path
+):
+    # Beside the results, which the next run reads.
+    out = results / "linked"
+    options = ["--out", out, "--threshold", 0.5]
+    linked(exp, results, *options)
+    before = contents(out)
+    write_result(results, exp, "0", [3])
+
+    arguments = [str(argument) for argument in (results, *options, "--model", exp)]
+    command = [sys.executable, "-c", KILLED, *arguments]
+    killed = subprocess.run(command, env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list(results.glob(".linked.*/new/a.rttm"))
+    assert contents(out) == before
+
+    # The lock of the killed process is free, and what it has left is no result.
+    linked(exp, results, *options)
+    names = read_rttm(out)
+    assert sorted(names) == ["0", "a", "b", "c"]
+    assert names["0"][0].speaker == "identity4"
+    assert (out / "a.rttm").read_bytes() == before["a.rttm"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from speakerlab.core.atomic import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_of_two_runs_at_once_the_second_waits(
+    environment, exp, results, tmp_path, monkeypatch, caplog
+):
+    out = tmp_path / "linked"
+    second = tmp_path / "second"
+    write_result(second, exp, "d", [3])
+    options = ("--out", out, "--threshold", 0.5)
+    caplog.set_level("INFO")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / ".linked.lock")],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        waiting = threading.Thread(target=linked, args=(exp, second, *options))
+        waiting.start()
+        deadline = time.monotonic() + 30
+        while "locked by another process" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert not out.exists()
+        # What the first of the two writes while it has the lock.
+        monkeypatch.setattr(link, "locked", lambda _: nullcontext())
+        linked(exp, results, *options)
+        holder.communicate()
+    waiting.join(30)
+    # Three people have numbers already.
+    assert list(read_json(out / "identities.json")["identities"]) == ["identity4"]
+
+
+def test_the_second_of_two_equal_runs_has_nothing_to_do(
+    exp, results, tmp_path, monkeypatch, caplog
+):
+    out = tmp_path / "linked"
+    options = ("--out", out, "--threshold", 0.5)
+
+    def wait(_lock: Path):
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "locked", lambda _: nullcontext())
+            linked(exp, results, *options)
+        return nullcontext()
+
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "locked", wait)
+        linked(exp, results, *options)
+    assert "already linked" in caplog.messages[-1]
 
 
 def test_several_folders_are_linked(exp, results, tmp_path):
@@ -271,9 +373,21 @@ def test_wrong_places_are_refused(exp, results, tmp_path):
         linked(exp, other / "notes.txt", "--out", tmp_path / "out", *options)
 
 
-def test_transcripts_are_no_results(exp, results, tmp_path):
+def test_other_json_files_are_no_results(exp, results, tmp_path):
+    options = ("--threshold", 0.5)
     write_json(results / "a.words.json", {"segments": []})
-    linked(exp, results, "--out", tmp_path / "out", "--threshold", 0.5)
+    # Another linking, and what one that was killed has left.
+    linked(exp, results, "--out", results / "first", *options)
+    for name in ("a.rttm", "identities.json"):
+        content = (results / "first" / name).read_text(encoding="utf-8")
+        write_text(results / ".first.x1" / "new" / name, content)
+    write_result(results / ".snapshot", exp, "a", [0])
+    linked(exp, results, "--out", tmp_path / "out", *options)
+    assert sorted(read_rttm(tmp_path / "out")) == ["a", "b", "c"]
+    # A recording may have any name.
+    write_result(results, exp, "identities", [1])
+    linked(exp, results, "--out", tmp_path / "out", *options)
+    assert "identities" in read_rttm(tmp_path / "out")
 
 
 def test_a_damaged_earlier_result_is_refused(exp, results, tmp_path):

@@ -2,6 +2,7 @@
 
     python tests/diarization/many_recordings.py --speech DIR... --out DIR [--seed N]
                                                 [--rirs DIR --noise DIR]
+                                                [--appearances N --min-seconds SECONDS]
 
 --speech: folders in LibriSpeech's layout, SPEAKER/CHAPTER/ID.flac, of speakers who are in no
 training. Every utterance is in one recording only, so two recordings share a speaker and no speech.
@@ -24,9 +25,8 @@ from speakerlab.diarization.regions import Turn, write_rttm
 from speakerlab.inference.speech import find_speech
 
 RATE = 16000
-MIN_UTTERANCES = 8
-MIN_SECONDS = 43.0  # of speech, so that a speaker can be in six recordings
-MAX_APPEARANCES = 6
+APPEARANCES = 6  # of a speaker
+MIN_SECONDS = 43.0  # of speech of a speaker, for so many recordings
 PAUSE_SECONDS = (0.2, 0.8)
 CUT_SECONDS = 3.0  # of speech: an utterance that is longer than twice this is two turns
 PEAK = 0.9
@@ -34,8 +34,10 @@ PEAK = 0.9
 Utterances = Mapping[str, Sequence[Path]]  # speaker -> files
 
 
-def read_speakers(folders: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of the speakers with enough speech."""
+def read_speakers(
+    folders: Sequence[Path], *, appearances: int, min_seconds: float
+) -> dict[str, list[Path]]:
+    """Return the files of the speakers with enough speech, and an utterance for each recording."""
     files: dict[str, list[Path]] = defaultdict(list)
     for folder in folders:
         for path in sorted(folder.rglob("*.flac")):
@@ -43,13 +45,18 @@ def read_speakers(folders: Sequence[Path]) -> dict[str, list[Path]]:
     speakers: dict[str, list[Path]] = {}
     for speaker, paths in sorted(files.items()):
         seconds = sum(soundfile.info(path).duration for path in paths)
-        if len(paths) >= MIN_UTTERANCES and seconds >= MIN_SECONDS:
+        if len(paths) >= appearances and seconds >= min_seconds:
             speakers[speaker] = paths
     return speakers
 
 
 def cast(
-    speakers: Utterances, *, num_recordings: int, num_speakers: int, seed: int
+    speakers: Utterances,
+    *,
+    num_recordings: int,
+    num_speakers: int,
+    appearances: int,
+    seed: int,
 ) -> list[dict[str, list[Path]]]:
     """Return speaker -> files of each recording, at least two speakers in each."""
     rng = np.random.default_rng([seed, num_recordings, num_speakers])
@@ -60,7 +67,7 @@ def cast(
         # The recordings with the fewest speakers so far; of equal ones, any.
         order = rng.permutation(num_recordings).tolist()
         order.sort(key=lambda number: len(recordings[number]))
-        places = order[:MAX_APPEARANCES]
+        places = order[:appearances]
         paths = rng.permutation(np.array(speakers[speaker], dtype=object)).tolist()
         for number, path in enumerate(paths):
             place = places[number % len(places)]
@@ -103,6 +110,8 @@ def simulate(
     *,
     num_recordings: int = 30,
     num_speakers: int = 12,
+    appearances: int = APPEARANCES,
+    min_seconds: float = MIN_SECONDS,
     seed: int = 0,
     rirs: Path | None = None,
     noise: Path | None = None,
@@ -110,10 +119,12 @@ def simulate(
     """Write the recordings into a folder; return their true turns."""
     rooms = [] if rirs is None else read_sounds(rirs)
     noises = [] if noise is None else read_sounds(noise)
+    speakers = read_speakers(speech, appearances=appearances, min_seconds=min_seconds)
     recordings = cast(
-        read_speakers(speech),
+        speakers,
         num_recordings=num_recordings,
         num_speakers=num_speakers,
+        appearances=appearances,
         seed=seed,
     )
     (out / "wav").mkdir(parents=True, exist_ok=True)
@@ -137,6 +148,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recordings", type=int, default=30)
     parser.add_argument("--speakers", type=int, default=12)
+    parser.add_argument("--appearances", type=int, default=APPEARANCES)
+    parser.add_argument("--min-seconds", type=float, default=MIN_SECONDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rirs", type=Path)
     parser.add_argument("--noise", type=Path)
@@ -146,6 +159,8 @@ def main() -> None:
         args.out,
         num_recordings=args.recordings,
         num_speakers=args.speakers,
+        appearances=args.appearances,
+        min_seconds=args.min_seconds,
         seed=args.seed,
         rirs=args.rirs,
         noise=args.noise,

@@ -14,6 +14,7 @@ from speakerlab.config.schema import load_config
 from speakerlab.core.powerset import speaker_sets
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
+from speakerlab.data.loader import collate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import write_data_dir
 from speakerlab.diarization.regions import Turn, write_rttm
@@ -112,6 +113,43 @@ def drop_one(speech_KF):
     silent_KF = speech_KF.copy()
     silent_KF[speech_KF.sum(axis=1).argmax()] = 0
     return silent_KF
+
+
+def test_a_window_in_which_nobody_speaks_stays_silent(data):
+    settings = [
+        f"data.dir={data}",
+        *SETTINGS,
+        "data.train=[voices]",
+        "conversations.pause_seconds=60",
+        "augment.noise_prob=1",
+        "augment.room_prob=1",
+        "augment.telephone_prob=1",
+    ]
+    config = load_config([Path("segmentation/pyannet")], settings)
+    manifest = read_manifest(config.data.train_folders(), sample_rate=RATE)
+    rng = np.random.default_rng(0)
+    noise_S = rng.integers(-9000, 9000, size=2 * RATE, dtype=np.int16)
+    room_S = np.eye(1, 800, 5, dtype=np.float32)[0]
+    augment = build.build_augment(
+        config, rooms=[room_S], noises=[noise_S], noise_kinds=["noise"]
+    )
+    crops = conversations.conversation_crops(
+        config, manifest, [None], augment.draws, seed=0
+    )
+    drawn = [crops.draw((0, position, position % 3)) for position in range(60)]
+    silent = [crop for crop in drawn if not crop.turns][:2]
+    spoken = [crop for crop in drawn if crop.turns][:2]
+    batch = collate([crops.read(crop) for crop in (*silent, *spoken)])
+    wave_BS = augment(batch)
+    # Noise has a level relative to the speech, so silence gets none.
+    assert not wave_BS[:2].any()
+    assert wave_BS[2:].any(dim=1).all()
+    assert int(augment.take_silent()) == 2
+    segmenter = build.build_segmenter(config)
+    assert segmenter(wave_BS).isfinite().all()
+    speech_BKF = batch.speech_BKF
+    assert speech_BKF is not None
+    assert not speech_BKF[:2].any()
 
 
 def test_local_der_of_known_networks(data, monkeypatch):

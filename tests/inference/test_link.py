@@ -24,6 +24,16 @@ from speakerlab.scoring.calibration import Calibration
 
 DIM = 16
 VOICES = np.eye(DIM)  # of different people: a cosine of 0
+THREE_RATES = Calibration(
+    slope=10.0,
+    intercept=-5.0,
+    threshold=0.3,
+    threshold_at_far={"0.1": 0.2, "0.01": 0.4, "0.001": 0.5},
+    eer=0.02,
+    num_target=100,
+    num_nontarget=100000,
+    source="made up",
+)
 
 
 def voice(person: int, take: int = 0, *, cosine: float = 0.9) -> np.ndarray:
@@ -194,6 +204,18 @@ def test_identities_are_named_after_enrolled_speakers(model):
     assert linked.names["b", "speaker1"] == "identity1"
 
 
+def test_short_speakers_are_not_people_when_a_threshold_is_chosen():
+    unknown = [
+        speaker(f"short{number}", "s", voice(5, 4, cosine=0.1), 1.0)
+        for number in range(40)
+    ]
+    linked = link([*THREE, *unknown], calibration=THREE_RATES)
+    assert sum(identity.is_unknown for identity in linked) == 40
+    # Of the three people, not of 43.
+    assert linked.far == pytest.approx(0.05 / 2)
+    assert linked.threshold == choose_threshold(THREE_RATES, 3)[1]
+
+
 def test_the_number_of_people_needs_no_threshold():
     linked = link(THREE, num_people=2)
     assert len(linked) == 2
@@ -241,16 +263,7 @@ def test_other_wrong_arguments_are_refused():
 
 
 def test_the_rate_falls_with_the_number_of_speakers():
-    calibration = Calibration(
-        slope=10.0,
-        intercept=-5.0,
-        threshold=0.3,
-        threshold_at_far={"0.1": 0.2, "0.01": 0.4, "0.001": 0.5},
-        eer=0.02,
-        num_target=100,
-        num_nontarget=100000,
-        source="made up",
-    )
+    calibration = THREE_RATES
     assert choose_threshold(calibration, 6) == (0.01, pytest.approx(0.4))
     assert choose_threshold(calibration, 51) == (0.001, pytest.approx(0.5))
     # Halfway between the logarithms of two rates.
@@ -318,7 +331,8 @@ def test_a_diarization_is_read_from_its_files_or_from_python(tmp_path, caplog):
     assert only.seconds == 10.0
     assert "was changed after the diarization" in caplog.text
     write_text(tmp_path / "my call.rttm", turns.replace("speaker1", "Ann"))
-    with refuses(tmp_path / "my call.rttm", "Ann", "no embedding"):
+    # Advice that does not replace the corrected turns.
+    with refuses(tmp_path / "my call.rttm", "Ann", "no embedding", "another --out"):
         read_result(path)
 
 
@@ -351,7 +365,7 @@ def test_damaged_files_are_refused(tmp_path):
             read_result(path)
     write_json(path, good)
     write_text(tmp_path / "a.rttm", turn.replace("SPEAKER a", "SPEAKER b"))
-    with refuses(tmp_path / "a.rttm", "recording b"):
+    with refuses(tmp_path / "a.rttm", "recording b", "correct", "another --out"):
         read_result(path)
 
 
