@@ -270,7 +270,10 @@ def source_inputs(source: Source) -> list[Any]:
 
 
 def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
-    """Return whether all files of a recording exist and are from the same inputs."""
+    """Return whether all files of a recording exist and are from the same inputs.
+
+    Turns that were corrected by hand since then are kept.
+    """
     json_file = source.place(out, ".json")
     rttm = source.place(out, ".rttm")
     page = source.place(out, ".html")
@@ -281,10 +284,38 @@ def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
         facts = read_json(json_file)
     except ValueError:  # a damaged file is written again
         return False
-    has_same_inputs = facts.get("inputs") == source.inputs
-    # A user may have corrected the turns by hand.
-    has_same_rttm = facts.get("rttm_sha256") == done.file_digest(rttm)
-    return has_same_inputs and has_same_rttm
+    if facts.get("inputs") != source.inputs:
+        return False
+    # Nobody removes all turns by hand.
+    is_emptied = facts.get("segments") and rttm.stat().st_size == 0
+    if is_emptied:
+        return False
+    if has_other_turns(rttm, facts):
+        log.warning("%s: was changed after the diarization, kept", rttm)
+    return True
+
+
+def has_other_turns(rttm: Path, facts: Mapping[str, Any]) -> bool:
+    """Return whether the turns are not those that were written with the JSON file."""
+    return facts.get("rttm_sha256") != done.file_digest(rttm)
+
+
+def set_aside(rttm: Path, json_file: Path) -> None:
+    """Rename turns that were changed after the diarization to NAME.rttm.bak.
+
+    They may have been corrected by hand. After a killed run, they may be newer than the JSON file;
+    then the copy is of no use.
+    """
+    try:
+        facts = read_json(json_file)
+    except (ValueError, FileNotFoundError):
+        return
+    if rttm.is_file() and has_other_turns(rttm, facts):
+        backup = rttm.with_name(f"{rttm.name}.bak")
+        rttm.replace(backup)
+        log.warning(
+            "%s: was changed after the diarization, kept as %s", rttm, backup.name
+        )
 
 
 def report(
@@ -310,6 +341,8 @@ def report(
         return
 
     rttm = source.place(args.out, ".rttm")
+    json_file = source.place(args.out, ".json")
+    set_aside(rttm, json_file)
     write_text(rttm, result.to_rttm())
     page = source.place(args.out, ".html")
     write_page(page, result, source.path, args.channel, embedded_rate)
@@ -320,7 +353,7 @@ def report(
         "rttm_sha256": done.file_digest(rttm),
     }
     # Write the JSON last: if it matches the inputs and the RTTM file, all files are complete.
-    write_json(source.place(args.out, ".json"), {**result.to_dict(), **facts})
+    write_json(json_file, {**result.to_dict(), **facts})
     speakers = count_of(len(result.speakers), "speaker")
     segments = count_of(len(result), "segment")
     log.info("%s: %s in %s", name, speakers, segments)

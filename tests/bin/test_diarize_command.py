@@ -72,6 +72,23 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
         assert segment["confidence"] == 1.0
 
 
+def test_turns_that_were_corrected_by_hand_are_kept(exp, talk, tmp_path, caplog):
+    out = tmp_path / "out"
+    rttm = out / "talk.rttm"
+    diarized(exp, talk, "--out", out, "--speakers", 1)
+    corrected = rttm.read_text().replace("speaker1", "Ann")
+    rttm.write_text(corrected)
+    diarized(exp, talk, "--out", out, "--speakers", 1)
+    assert rttm.read_text() == corrected
+    assert "was changed after the diarization" in caplog.text
+
+    # Other options write other turns, and the corrected ones remain beside them.
+    for option in (["--speakers", 2], ["--speakers", 2, "--force"]):
+        diarized(exp, talk, "--out", out, *option)
+        assert speakers_of(rttm.read_text()) == {"speaker1", "speaker2"}
+        assert (out / "talk.rttm.bak").read_text() == corrected
+
+
 def test_words_of_a_transcript_get_speakers(exp, talk, tmp_path, monkeypatch):
     out = tmp_path / "out"
     path = tmp_path / "asr.srt"
