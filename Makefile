@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-oldest lint docs release same-loss fuzz mini bench
+.PHONY: help setup test test-all tutorial test-oldest lint docs release same-loss fuzz mini bench
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Hundreds of short commands are started: they read compiled modules.
@@ -25,6 +25,9 @@ test: ## run the tests (minutes)
 
 test-all: ## run all tests that need no GPU, also the slow ones and the linters
 	@$(with_python) -m pytest $(in_parallel) -m "not gpu"
+
+tutorial: ## run the tutorial, as a page and as a notebook (four minutes)
+	@$(with_python) -m pytest tests/docs/test_tutorial.py::test_the_page_and_then_the_notebook_run
 
 test-oldest: ## install the wheel with the oldest supported versions (PYTHON=python3.10), use and test it
 	@$(with_python) tests/oldest.py $(if $(PYTHON),--python $(PYTHON))
