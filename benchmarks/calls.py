@@ -131,10 +131,16 @@ def read_sentences(folders: Sequence[Path]) -> dict[str, list[np.ndarray]]:
 
 def trim(wave_S: np.ndarray) -> np.ndarray:
     """Return a sentence without the silence at its ends, at most MAX_LINE_SECONDS, float32."""
+    first = 0
+    last = len(wave_S)
     regions = find_speech(wave_S, sample_rate=SOURCE_RATE)
-    first = round(regions[0][0] * SOURCE_RATE) if regions else 0
-    last = round(regions[-1][1] * SOURCE_RATE) if regions else len(wave_S)
-    last = min(last, first + round(MAX_LINE_SECONDS * SOURCE_RATE))
+    if regions:
+        speech_start, _ = regions[0]
+        _, speech_end = regions[-1]
+        first = round(speech_start * SOURCE_RATE)
+        last = round(speech_end * SOURCE_RATE)
+    max_samples = round(MAX_LINE_SECONDS * SOURCE_RATE)
+    last = min(last, first + max_samples)
     return np.array(wave_S[first:last], dtype=np.float32)
 
 

@@ -106,10 +106,14 @@ class Load:
         return f"{self.prefix}voice{voice}"
 
     async def _client(self, http: httpx2.AsyncClient, number: int, end: float) -> None:
+        """Send one request after the other until `end`."""
         rng = random.Random(number)
+        kinds = list(MIX)
+        shares = list(MIX.values())
         while time.monotonic() < end:
-            (kind,) = rng.choices(list(MIX), list(MIX.values()))
-            await self._request(http, kind, rng, rng.randrange(NUM_VOICES))
+            (kind,) = rng.choices(kinds, shares)
+            voice = rng.randrange(NUM_VOICES)
+            await self._request(http, kind, rng, voice)
 
     async def _request(
         self, http: httpx2.AsyncClient, kind: str, rng: random.Random, voice: int

@@ -180,12 +180,21 @@ class ConversationCrops(TrainCrops):
     def fetch(self, crop: Crop) -> np.ndarray:
         """Return wave_S, int16, of a recording, or of all turns of a simulated conversation."""
         if self._speakers_around(crop.row) is None:
-            length = int(self.manifest.num_samples_N[crop.row])
-            num_samples = min(self.crop_samples, length - crop.first)
-            wave_S = self.manifest.read(crop.row, crop.first, num_samples)
-            return np.pad(wave_S, (0, self.crop_samples - num_samples))
-        waves = [self._read_turn(turn)[0] for turn in crop.turns]
-        return np.concatenate([np.zeros(0, dtype=np.int16), *waves])
+            return self._fetch_recording(crop.row, crop.first)
+        # There may be no turn.
+        waves = [np.zeros(0, dtype=np.int16)]
+        for turn in crop.turns:
+            wave_S, _ = self._read_turn(turn)
+            waves.append(wave_S)
+        return np.concatenate(waves)
+
+    def _fetch_recording(self, row: int, first: int) -> np.ndarray:
+        """Return wave_S of a window of a recording, with zeros after its end."""
+        length = int(self.manifest.num_samples_N[row])
+        num_samples = min(self.crop_samples, length - first)
+        wave_S = self.manifest.read(row, first, num_samples)
+        num_missing = self.crop_samples - num_samples
+        return np.pad(wave_S, (0, num_missing))
 
     def _speakers_around(self, row: int) -> SpeakerRows | None:
         """Return the speakers to simulate conversations from, None for a row with turns."""
@@ -216,7 +225,9 @@ class ConversationCrops(TrainCrops):
         length = int(self.manifest.num_samples_N[row])
         start, end = region
         begin = math.ceil(start)
-        return begin, max(begin, math.floor(min(end, length)) - self.crop_samples)
+        labelled_end = math.floor(min(end, length))
+        last = labelled_end - self.crop_samples
+        return begin, max(begin, last)
 
     def _draw_turns(
         self, row: int, rows: SpeakerRows, rng: np.random.Generator

@@ -456,7 +456,9 @@ def _spool(
 
 def _refuse_rounded_to_silence(reading: _Reading, source: Any) -> None:
     """Refuse values that only rounding to 16 bits made silent; silence itself is no error."""
-    peak = max(np.abs(reading.lowest_C).max(), np.abs(reading.highest_C).max())
+    lowest_peak = np.abs(reading.lowest_C).max()
+    highest_peak = np.abs(reading.highest_C).max()
+    peak = max(lowest_peak, highest_peak)
     if 0 < peak < MIN_ROUNDED and not reading.is_cancelled():
         peak_db = 20 * np.log10(peak)
         raise ValueError(_too_faint(reading.where, peak_db, source))

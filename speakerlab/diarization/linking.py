@@ -85,10 +85,11 @@ def weighted_means(
 
     The inner product of two means is the weighted mean cosine of the pairs of the two groups.
     """
-    num_groups = int(group_N.max()) + 1 if len(group_N) else 0
-    weight_G = np.bincount(group_N, weights=seconds_N, minlength=num_groups)
-    sum_GD = np.zeros((num_groups, unit_ND.shape[1]))
-    np.add.at(sum_GD, group_N, unit_ND * seconds_N[:, None])
+    weight_G = np.bincount(group_N, weights=seconds_N)
+    num_dimensions = unit_ND.shape[1]
+    sum_GD = np.zeros((len(weight_G), num_dimensions))
+    weighted_ND = seconds_N[:, None] * unit_ND
+    np.add.at(sum_GD, group_N, weighted_ND)
     mean_GD = sum_GD / weight_G[:, None]
     return mean_GD.astype(np.float32), weight_G.astype(np.float64)
 

@@ -333,8 +333,8 @@ class _Live:
 
     def _embed(self, times: Sequence[Region]) -> tuple[list[Region], list[np.ndarray]]:
         """Embed windows; return those that are not digital silence, and unit_D of each."""
-        first = self._num_samples - len(self._wave_S)
-        offset = first / self._rate
+        num_forgotten = self._num_samples - len(self._wave_S)
+        offset = num_forgotten / self._rate
         shifted = [(start - offset, end - offset) for start, end in times]
         shifted, reads = audible_windows(shifted, self._wave_S, self._rate)
         emb_ND = self._model.embed_many(reads, check_levels=False)

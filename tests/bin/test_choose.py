@@ -178,10 +178,12 @@ def test_limits_are_logged(make_exp, voices, ask, caplog):
 
 def test_noise_of_a_directory(make_exp, voices, ask, tmp_path):
     rng = np.random.default_rng(0)
+    noise_S = 3000 * rng.standard_normal(RATE)
     path = tmp_path / "noise.wav"
-    audio.write(path, (rng.standard_normal(RATE) * 3000).astype(np.int16), RATE)
-    tables.write_data_dir(tmp_path / "noise", wavs={"n": path})
-    options = [*NO_CONDITIONS[:-1], "0", "--noise", str(tmp_path / "noise")]
+    audio.write(path, noise_S.astype(np.int16), RATE)
+    folder = tmp_path / "noise"
+    tables.write_data_dir(folder, wavs={"n": path})
+    options = [*NO_CONDITIONS[:-1], "0", "--noise", str(folder)]
     _, results = ask(voices, [make_exp("a")], *options)
     assert results["models"][0]["conditions"][1]["value"] == "0 dB"
     # Noise of the rate of the recordings is converted with them.

@@ -34,13 +34,21 @@ def parts_of(path: Path, package: Path) -> list[str]:
 def imports_of(path: Path, package: Path) -> Iterator[str]:
     """Yield the absolute dotted names of all imports, also of those inside functions."""
     folder = list(path.parent.relative_to(package.parent).parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
-            base = folder[: len(folder) - node.level + 1] if node.level else []
-            start = [*base, *filter(None, [node.module])]
-            yield from (".".join([*start, alias.name]) for alias in node.names)
+            start: list[str] = []
+            if node.level:
+                # One dot is the folder of the module, each other dot the folder above.
+                num_parts = len(folder) - node.level + 1
+                start += folder[:num_parts]
+            if node.module:
+                start.append(node.module)
+            for alias in node.names:
+                yield ".".join([*start, alias.name])
 
 
 def may_import(importer: list[str], imported: list[str]) -> bool:

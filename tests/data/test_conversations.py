@@ -193,20 +193,23 @@ def test_frames_outside_of_the_regions_are_unknown(meetings):
         "short": Reference([], [(0.0, RATE)]),
     }
     crops = make_crops(meetings, [reference])
-    long = list(meetings.ids).index("long")
-    firsts = np.array([crops.draw((0, p, long)).first for p in range(300)])
-    in_first = firsts == 0.5 * RATE
-    # The first region has 1 of 3.5 s.
-    assert 0.2 < in_first.mean() < 0.4
-    assert ((firsts[~in_first] >= 2 * RATE) & (firsts[~in_first] <= 2.5 * RATE)).all()
-    window = replace(crops.draw((0, 0, long)), first=round(0.5 * RATE))
+    long_row = list(meetings.ids).index("long")
+    drawn = [crops.draw((0, position, long_row)) for position in range(300)]
+    firsts = np.array([crop.first for crop in drawn])
+    # The first region has 1 of 3.5 s, which is less than a window.
+    is_in_first = firsts == 0.5 * RATE
+    assert 0.2 < is_in_first.mean() < 0.4
+    in_second = firsts[~is_in_first]
+    assert in_second.min() >= 2.0 * RATE
+    assert in_second.max() <= 2.5 * RATE
+    window = replace(drawn[0], first=round(0.5 * RATE))
     speech_KF = crops.read(window).speech_KF
     # Known from 0 to 1 s and from 1.5 s on, counted from the start of the window.
     assert speech_KF[0].tolist() == [1] * 10 + [UNKNOWN] * 5 + [1] * 5
     assert (speech_KF[1] == speech_KF[0].clip(max=0)).all()
 
 
-def test_a_fourth_speaker_is_left_out_with_his_frames():
+def test_a_fourth_speaker_is_left_out_with_the_frames():
     active_KF = np.zeros((4, 6), dtype=bool)
     active_KF[0, :1] = active_KF[1, 1:4] = active_KF[2, 3:5] = active_KF[3, 4:] = True
     active_KF[0, 0] = True
