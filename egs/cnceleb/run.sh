@@ -11,10 +11,10 @@ task=sv           # sv|ssl|distil: verification, the same without labels, or lea
 model=campplus    # NAME: conf/NAME.yaml, or one of its variants
 seed=0            # 0-4294967295: random seed of weights, data order and augmentation
 set=()            # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=             # MODEL: start from this experiment, model folder or hub:NAME
+init=             # MODEL: start from this model
 large_margin=     # true|false: also run stage 4 (default: false)
 method=           # dino|sdpn|simclr: with --task ssl (default: dino)
-teacher=          # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+teacher=          # MODEL: with --task distil, the model to learn from; also an .onnx file
 corpus=           # DIR: CN-Celeb 1 and 2, if they are on disk; otherwise stage 0 downloads them
 noise=auto        # DIR|none|auto: noise for augmentation; auto: musan, in or beside the corpus
 rirs=auto         # DIR|none|auto: room impulse responses; auto: RIRS_NOISES, in or beside the corpus
@@ -26,25 +26,50 @@ hardware=auto     # PRESET: conf/hardware/PRESET.yaml, or the path of a file lik
 parse_options "${BASH_SOURCE[0]}" "$@"
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
+config=("$model" "$recipe/conf.yaml")
+machine=()
+name=$model
+tuning=finetune/large_margin
 if [[ -f $recipe/conf/$model.yaml ]]; then config+=("$recipe/conf/$model.yaml"); fi
-if [[ $model == eres2netv2 ]]; then tuning=finetune/large_margin_eres2netv2; fi # published fine-tunings
+# As published for these models.
+if [[ $model == eres2netv2 ]]; then
+  tuning=finetune/large_margin_eres2netv2
+fi
 if [[ $model == @(ecapa_tdnn*|resnet34) ]]; then tuning=finetune/large_margin_wespeaker; fi
 backends=(cosine mean+cosine mean+cosine+asnorm) # of stage 6, a row of results each
 learned_from=(--development "$data/train")       # what these back ends learn from
-if [[ $task == ssl ]]; then config+=("ssl/${method:=dino}") name+=_$method backends=(cosine) learned_from=(); fi
-if [[ $task == distil ]]; then config+=(distil) name+=_distil backends=(cosine) learned_from=(); fi
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ $task == ssl ]]; then
+  config+=("ssl/${method:=dino}")
+  name+=_$method
+  backends=(cosine)
+  learned_from=()
+fi
+if [[ $task == distil ]]; then
+  config+=(distil)
+  name+=_distil
+  backends=(cosine)
+  learned_from=()
+fi
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${name}_s$seed}
+systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 
 settings=("data.dir=$data" "seed=$seed")
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
-if [[ $large_margin == true ]]; then exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null; fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
+if [[ $large_margin == true ]]; then
+  exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"} --noise "$noise" --rirs "$rirs") # options of prepare.py
 

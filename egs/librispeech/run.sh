@@ -12,10 +12,10 @@ task=sv           # sv|ssl|distil: verification, the same without labels, or lea
 model=campplus    # NAME: conf/NAME.yaml, or one of its variants
 seed=0            # 0-4294967295: random seed of weights, data order and augmentation
 set=()            # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=             # MODEL: start from this experiment, model folder or hub:NAME
+init=             # MODEL: start from this model
 large_margin=     # true|false: also run stage 4 (default: false)
 method=           # dino|sdpn|simclr: with --task ssl (default: dino)
-teacher=          # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+teacher=          # MODEL: with --task distil, the model to learn from; also an .onnx file
 corpus=           # DIR: a corpus in this layout; otherwise stage 0 downloads LibriSpeech
 noise=            # DIR|none|auto: noise for augmentation (default: none, or what stage 1 was given)
 rirs=             # DIR|none|auto: room impulse responses (default: none, or what stage 1 was given)
@@ -27,18 +27,35 @@ hardware=auto     # PRESET: conf/hardware/PRESET.yaml, or the path of a file lik
 parse_options "${BASH_SOURCE[0]}" "$@"
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
+config=("$model" "$recipe/conf.yaml")
+machine=()
+name=$model
+tuning=finetune/large_margin
 backends=(cosine mean+cosine mean+cosine+asnorm mean+cosine+asnorm+qmf) # of stage 6, a row of results each
 learned_from=(--development "$data/train")                              # what these back ends learn from
 treatments=(--durations 2 3 full)                                       # of the test side: more results, with so many seconds
 if [[ $task == ssl ]]; then
-  config+=("ssl/${method:=dino}") name+=_$method backends=(cosine) learned_from=()
-  if [[ -f $recipe/conf/${model}_$method.yaml ]]; then config+=("$recipe/conf/${model}_$method.yaml"); fi
+  config+=("ssl/${method:=dino}")
+  name+=_$method
+  backends=(cosine)
+  learned_from=()
+  if [[ -f $recipe/conf/${model}_$method.yaml ]]; then
+    config+=("$recipe/conf/${model}_$method.yaml")
+  fi
 fi
-if [[ $task == distil ]]; then config+=(distil) name+=_distil backends=(cosine) learned_from=(); fi
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ $task == distil ]]; then
+  config+=(distil)
+  name+=_distil
+  backends=(cosine)
+  learned_from=()
+fi
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${name}_s$seed}
+systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 
 if [[ -z $noise && ($stage -le 1 || ! -d $data/noise) ]]; then noise=none; fi
@@ -46,9 +63,14 @@ if [[ -z $rirs && ($stage -le 1 || ! -d $data/rirs) ]]; then rirs=none; fi
 settings=("data.dir=$data" "seed=$seed") # with a second training set also "data.train=[train,NAME]"
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
-if [[ $large_margin == true ]]; then exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null; fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
+if [[ $large_margin == true ]]; then
+  exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"} ${noise:+--noise "$noise"} ${rirs:+--rirs "$rirs"}) # options of prepare.py
 

@@ -30,7 +30,7 @@ from egs.mini.sound import (
     room,
 )
 from egs.mini.voices import Voice, draw_sentence, draw_voice
-from speakerlab.core.atomic import alone, write_text
+from speakerlab.core.atomic import locked, write_text
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE / "tools"
@@ -144,7 +144,7 @@ def provide_corpus(
     )
     write = record or record_all
     corpus.parent.mkdir(parents=True, exist_ok=True)
-    with alone(corpus.with_name(f".{corpus.name}.lock")):
+    with locked(corpus.with_name(f".{corpus.name}.lock")):
         if is_made(corpus, about):  # by another process meanwhile
             return
         print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")

@@ -12,10 +12,10 @@ task=sv             # sv|ssl|distil|lid|diar|segmentation: verification, without
 model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=               # MODEL: start from this experiment, model folder or hub:NAME
+init=               # MODEL: start from this model
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
-teacher=            # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+teacher=            # MODEL: with --task distil, the model to learn from; also an .onnx file
 embedder=           # MODEL: with --task segmentation, whose embeddings diarize (default: exp/MODEL_sSEED)
 corpus=             # DIR: where the corpus is made (default: corpus)
 noise=corpus        # DIR|none|corpus: noise for augmentation; corpus: synthesized with it
@@ -30,25 +30,41 @@ if [[ $task == @(lid|diar|segmentation) ]]; then exec bash "$recipe/run_$task.sh
 if [[ -n $embedder ]]; then die '--embedder: only with --task segmentation; leave it out'; fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
+config=("$model" "$recipe/conf.yaml")
+machine=()
+name=$model
+tuning=finetune/large_margin
 backends=(cosine)                                                   # of stage 6, a row of results each
 treatments=(--durations 1 2 full --codecs none mp3:16k opus:8k gsm) # of the test side: more results
 if [[ $task == ssl ]]; then
-  config+=("ssl/${method:=simclr}" "$recipe/conf/ssl.yaml") name+=_$method
+  config+=("ssl/${method:=simclr}" "$recipe/conf/ssl.yaml")
+  name+=_$method
   if [[ -f $recipe/conf/$method.yaml ]]; then config+=("$recipe/conf/$method.yaml"); fi
 fi
-if [[ $task == distil ]]; then config+=(distil) name+=_distil; fi
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ $task == distil ]]; then
+  config+=(distil)
+  name+=_distil
+fi
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${name}_s$seed}
+systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 
 settings=("data.dir=$data" "seed=$seed") # with a second training set also "data.train=[train,NAME]"
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
-if [[ $large_margin == true ]]; then exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null; fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
+if [[ $large_margin == true ]]; then
+  exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"}) # options of prepare.py
 if [[ $noise != corpus ]]; then sources+=(--noise "$noise"); fi

@@ -12,7 +12,7 @@ task=diar              # diar: diarization
 model=campplus_tiny    # NAME: conf/NAME.yaml of the model that stage 3 trains
 seed=0                 # 0-4294967295: random seed of that training
 set=()                 # KEY=VALUE: settings of that training, such as training.lr=0.1
-init=                  # MODEL: diarize with this experiment, model folder or hub:NAME instead
+init=                  # MODEL: diarize with this model instead
 large_margin=          # true|false: also fine-tune the model, and diarize with both (default: false)
 corpus=                # DIR: where the conversations are made (default: corpus_diar)
 noise=corpus           # DIR|none|corpus: noise for augmentation of that training
@@ -21,13 +21,18 @@ data=$recipe/data_diar # DIR: the data directories
 exp=                   # DIR: the experiment (default: exp/MODEL_sSEED, that of verification)
 hardware=auto          # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
+if [[ -n $job || $nnodes -gt 1 ]]; then
+  die '--job, --nnodes: not with --task diar, which one host runs'
+fi
 if [[ -n $init && $large_margin == true ]]; then
   die "--large-margin, --stage 4: no model is trained with --init $init; leave it out"
 fi
 
-name=${init%/} name=${name%/model} name=${name##*[/:]}
-exp=${exp:-$recipe/exp/${name:-${model}_s$seed}} systems=("$exp")
+name=${init%/}
+name=${name%/model}
+name=${name##*[/:]}
+exp=${exp:-$recipe/exp/${name:-${model}_s$seed}}
+systems=("$exp")
 if [[ $large_margin == true || (-z $init && -e $exp-lm/model) ]]; then systems+=("$exp-lm"); fi
 
 if stage 0 corpus; then
@@ -60,7 +65,9 @@ if stage 5 diarization; then # with the true regions of speech, and with those f
       --out "$system" --force "${devices[@]}"
     for set in dev test; do
       files=(RECORDINGS)
-      if [[ -f $data/$set/wav.scp ]]; then mapfile -t files < <(cut -d ' ' -f 2- "$data/$set/wav.scp"); fi
+      if [[ -f $data/$set/wav.scp ]]; then
+        mapfile -t files < <(cut -d ' ' -f 2- "$data/$set/wav.scp")
+      fi
       run speakerlab diarize "${files[@]}" --model "$system" --vad "$data/$set/ref.rttm" \
         --out "$system/diarization/$set/oracle" "${devices[@]}"
       run speakerlab diarize "${files[@]}" --model "$system" --vad energy \

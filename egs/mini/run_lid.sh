@@ -12,7 +12,7 @@ task=lid              # lid: language identification
 model=campplus_tiny   # NAME: conf/NAME.yaml, or one of its variants
 seed=0                # 0-4294967295: random seed of weights, data order and augmentation
 set=()                # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=                 # MODEL: start from this experiment, model folder or hub:NAME
+init=                 # MODEL: start from this model
 corpus=               # DIR: where the corpus is made (default: corpus_lid)
 noise=corpus          # DIR|none|corpus: noise for augmentation; corpus: synthesized with it
 rirs=corpus           # DIR|none|corpus: room impulse responses; corpus: synthesized with it
@@ -24,16 +24,24 @@ hardware=auto         # PRESET: conf/hardware/PRESET.yaml, or the path of a file
 parse_options "${BASH_SOURCE[0]}" "$@"
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/lid/conf.yaml") machine=() name=${model}_lid
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+config=("$model" "$recipe/lid/conf.yaml")
+machine=()
+name=${model}_lid
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed}
 
 settings=("data.dir=$data" "seed=$seed")
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"}) # options of prepare.py
 if [[ $noise != corpus ]]; then sources+=(--noise "$noise"); fi

@@ -22,13 +22,20 @@ data=$recipe/data   # DIR: the data directories of single speakers, to train on;
 exp=                # DIR: the experiment (default: exp/segmentation_sSEED, with --init exp/segmentation_finetune_sSEED)
 hardware=auto       # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task segmentation, which one host runs'; fi
+if [[ -n $job || $nnodes -gt 1 ]]; then
+  die '--job, --nnodes: not with --task segmentation, which one host runs'
+fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=(segmentation/pyannet "$recipe/diar/segmentation.yaml") machine=() name=segmentation
+config=(segmentation/pyannet "$recipe/diar/segmentation.yaml")
+machine=()
+name=segmentation
 if [[ -n $init ]]; then config[0]=segmentation/pyannet_finetune name=segmentation_finetune; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} trained=$recipe/exp/${model}_s$seed embedder=${embedder:-$trained} conversations=${data}_diar
+exp=${exp:-$recipe/exp/${name}_s$seed}
+trained=$recipe/exp/${model}_s$seed
+embedder=${embedder:-$trained}
+conversations=${data}_diar
 
 settings=("data.dir=$data" "seed=$seed")
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
@@ -68,7 +75,9 @@ fi
 if stage 5 diarization; then # speech found by energy; then speech and second speakers by each network
   for part in dev test; do
     files=(RECORDINGS)
-    if [[ -f $conversations/$part/wav.scp ]]; then mapfile -t files < <(cut -d ' ' -f 2- "$conversations/$part/wav.scp"); fi
+    if [[ -f $conversations/$part/wav.scp ]]; then
+      mapfile -t files < <(cut -d ' ' -f 2- "$conversations/$part/wav.scp")
+    fi
     run speakerlab diarize "${files[@]}" --model "$embedder" --vad energy \
       --out "$exp/diarization/$part/energy" "${devices[@]}"
     for network in "${networks[@]}"; do

@@ -13,11 +13,11 @@ task=sv             # sv|ssl|distil: verification, the same without labels, or l
 model=              # NAME: conf/NAME.yaml, or one of its variants (default: campplus_tiny, or that of --init)
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=               # MODEL: fine-tune this experiment, model folder or hub:NAME
+init=               # MODEL: fine-tune this model
 folds=1             # 1-20: cross-validation over speakers in so many parts; see README.md
 large_margin=       # true|false: also run stage 4 (default: false)
 method=             # dino|sdpn|simclr: with --task ssl (default: simclr)
-teacher=            # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+teacher=            # MODEL: with --task distil, the model to learn from; also an .onnx file
 corpus=             # DIR: your recordings, DIR/SPEAKER/*.wav or other formats
 noise=              # DIR|none|auto: noise for augmentation (default: none, or what stage 1 was given)
 rirs=               # DIR|none|auto: room impulse responses (default: none, or what stage 1 was given)
@@ -31,21 +31,43 @@ parse_options "${BASH_SOURCE[0]}" "$@"
 if ((folds > 1)) && [[ -z $init || $task$large_margin$job$nnodes != sv ]]; then
   die '--folds: needs --init, and one host; not with --task ssl, --large-margin or --job'
 fi
-if [[ -n $init && -n $model && $task == sv ]]; then die "--model $model: --init has a model of its own; leave it out"; fi
+if [[ -n $init && -n $model && $task == sv ]]; then
+  die "--model $model: --init has a model of its own; leave it out"
+fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("${model:=campplus_tiny}" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
+config=("${model:=campplus_tiny}" "$recipe/conf.yaml")
+machine=()
+name=$model
+tuning=finetune/large_margin
 if [[ -n $init && $task == sv ]]; then
-  if [[ $init == hub:* && $dry_run == false ]]; then init=$(run speakerlab import "$init"); fi
-  init=${init%/} name=${init%/model} name=${name##*[/:]}_own_data
+  init=${init%/}
+  name=${init%/model}
+  if [[ $init == @(hub|hf):* ]]; then name=${name%%@*}; fi # without digest or revision
+  if [[ $init == @(hub|hf):* && $dry_run == false ]]; then init=$(run speakerlab import "$init"); fi
+  name=${name##*[/:]}_own_data
   config=("$init/config.yaml" "$recipe/conf.yaml" finetune/own_data) # first the model's own
 fi
-if [[ $task == ssl ]]; then config+=("ssl/${method:=simclr}") name+=_$method; fi
-if [[ $task == distil ]]; then config+=(distil) name+=_distil; fi
-if ((folds > 1)); then name=${name/%_own_data/_folds} set=(data.valid_speakers=0 "${set[@]}"); fi # all train
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ $task == ssl ]]; then
+  config+=("ssl/${method:=simclr}")
+  name+=_$method
+fi
+if [[ $task == distil ]]; then
+  config+=(distil)
+  name+=_distil
+fi
+# In cross-validation, all other speakers train.
+if ((folds > 1)); then
+  name=${name/%_own_data/_folds}
+  set=(data.valid_speakers=0 "${set[@]}")
+fi
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${name}_s$seed}
+systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 
 if [[ -z $noise && ($stage -le 1 || ! -d $data/noise) ]]; then noise=none; fi
@@ -53,9 +75,14 @@ if [[ -z $rirs && ($stage -le 1 || ! -d $data/rirs) ]]; then rirs=none; fi
 settings=("data.dir=$data" "seed=$seed")
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
-if [[ $large_margin == true ]]; then exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null; fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
+if [[ $large_margin == true ]]; then
+  exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"} ${noise:+--noise "$noise"} ${rirs:+--rirs "$rirs"}) # options of prepare.py
 
@@ -80,7 +107,10 @@ if stage 2 'decode and pack audio'; then
   fi
 fi
 
-if ((folds > 1)) || [[ -f $too_few ]]; then source "$recipe/few_speakers.sh"; fi # instead of the rest
+# In place of the stages below.
+if ((folds > 1)) || [[ -f $too_few ]]; then
+  source "$recipe/few_speakers.sh"
+fi
 
 if stage 3 training; then
   run speakerlab train --exp "$exp" --config "${config[@]}" "${machine[@]}" ${init:+--init "$init"} \

@@ -13,10 +13,10 @@ task=sv              # sv|ssl|distil: verification, the same without labels, or 
 model=simam_resnet34 # NAME: conf/NAME.yaml, or one of its variants
 seed=0               # 0-4294967295: random seed of weights, data order and augmentation
 set=()               # KEY=VALUE: settings that override all files, such as training.lr=0.1
-init=                # MODEL: start from this experiment, model folder or hub:NAME
+init=                # MODEL: start from this model
 large_margin=        # true|false: also run stage 4 (default: false)
 method=              # dino|sdpn|simclr: with --task ssl (default: dino)
-teacher=             # MODEL: with --task distil, an experiment, model folder, hub:NAME or .onnx file to learn from
+teacher=             # MODEL: with --task distil, the model to learn from; also an .onnx file
 corpus=              # DIR: the utterances of VoxBlink2, where its scripts have written them
 voxceleb=            # DIR: the data of egs/voxceleb, after its stages 0 to 2 (default: egs/voxceleb/data)
 noise=auto           # DIR|none|auto: noise for augmentation; auto: musan, in or beside the corpus
@@ -28,32 +28,59 @@ codec=pcm            # pcm|flac: of packed audio; flac takes two thirds of the d
 hardware=auto        # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
 voxceleb=${voxceleb:-$root/egs/voxceleb/data}
-if [[ $dry_run == false && ! -f $voxceleb/test/wav.scp ]] && ((stage < 2 || stop_stage > 3)); then
-  die "--voxceleb: no data directory $voxceleb/test; run egs/voxceleb/run.sh --stop-stage 2 first"
-fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model" "$recipe/conf.yaml") machine=() name=$model tuning=finetune/large_margin
-if [[ $model == @(simam_resnet34|ecapa_tdnn*|resnet34) ]]; then tuning=finetune/large_margin_wespeaker; fi
+config=("$model" "$recipe/conf.yaml")
+machine=()
+name=$model
+tuning=finetune/large_margin
+if [[ $model == @(simam_resnet34|ecapa_tdnn*|resnet34) ]]; then
+  tuning=finetune/large_margin_wespeaker
+fi
 if [[ $model == redimnet2_* ]]; then tuning=finetune/large_margin_redimnet2; fi
 if [[ $model == eres2netv2 ]]; then tuning=finetune/large_margin_eres2netv2; fi
 backends=(cosine mean+cosine mean+cosine+asnorm) # of stage 6, a row of results each
 # What these back ends learn from, for each system: what it was trained on.
 declare -A learned_from
-if [[ $task == ssl ]]; then config+=("ssl/${method:=dino}") name+=_$method backends=(cosine); fi
-if [[ $task == distil ]]; then config+=(distil) name+=_distil backends=(cosine); fi
-if [[ $features == fbank ]]; then machine+=(features/fbank) name+=_fbank; fi
+if [[ $task == ssl ]]; then
+  config+=("ssl/${method:=dino}")
+  name+=_$method
+  backends=(cosine)
+fi
+if [[ $task == distil ]]; then
+  config+=(distil)
+  name+=_distil
+  backends=(cosine)
+fi
+if [[ $features == fbank ]]; then
+  machine+=(features/fbank)
+  name+=_fbank
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${name}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${name}_s$seed}
+systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 if [[ $task == sv ]]; then learned_from=(["$exp"]=$data/train ["$exp-lm"]=$voxceleb/train); fi
+# Only stage 3 needs nothing of VoxCeleb.
+needed=("$voxceleb/test")
+if ((stop_stage > 3 && ${#systems[@]} > 1)); then needed+=("$voxceleb/train"); fi
+for folder in "${needed[@]}"; do
+  if [[ $dry_run == false && $stage$stop_stage != 33 && ! -f $folder/wav.scp ]]; then
+    die "--voxceleb: no data directory $folder; run egs/voxceleb/run.sh --stop-stage 2 first"
+  fi
+done
 
 settings=("data.dir=$data" "seed=$seed")
 if [[ $noise == none ]]; then settings+=(augment.noise_prob=0); fi
 if [[ $rirs == none ]]; then settings+=(augment.room_prob=0); fi
-settings+=("${set[@]}") stored=(--codec "$codec") # how stage 2 packs
-if [[ $features == fbank ]]; then stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}"); fi
-if [[ $large_margin == true ]]; then exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null; fi
+settings+=("${set[@]}")
+stored=(--codec "$codec") # how stage 2 packs
+if [[ $features == fbank ]]; then
+  stored=(--features fbank --config "${config[@]}" "${machine[@]}" --set "${settings[@]}")
+fi
+if [[ $large_margin == true ]]; then
+  exp=$exp-lm noise='' rirs='' check_training "${config[@]}" "$tuning" "${machine[@]}" >/dev/null
+fi
 check_training "${config[@]}" "${machine[@]}"
 sources=(${corpus:+--corpus "$corpus"} --noise "$noise" --rirs "$rirs") # options of prepare.py
 

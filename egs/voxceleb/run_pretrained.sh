@@ -25,12 +25,22 @@ hardware=auto      # PRESET: conf/hardware/PRESET.yaml, or the path of a file li
 parse_options "${BASH_SOURCE[0]}" "$@"
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=("$model") machine=() joint='' tuning='' # of stage 4, as published for each model
-if [[ $model == w2vbert2_mfa ]]; then joint=pretrained/joint tuning=pretrained/large_margin; fi
-if [[ $model == wavlm_large_ecapa ]]; then joint=pretrained/joint_wavlm tuning=pretrained/large_margin_wavlm; fi
+config=("$model")
+machine=()
+joint=''
+tuning='' # of stage 4, as published for each model
+if [[ $model == w2vbert2_mfa ]]; then
+  joint=pretrained/joint
+  tuning=pretrained/large_margin
+fi
+if [[ $model == wavlm_large_ecapa ]]; then
+  joint=pretrained/joint_wavlm
+  tuning=pretrained/large_margin_wavlm
+fi
 if [[ $model == whisper_pmfa ]]; then joint=pretrained/joint_whisper; fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
-exp=${exp:-$recipe/exp/${model}_s$seed} systems=("$exp")
+exp=${exp:-$recipe/exp/${model}_s$seed}
+systems=("$exp")
 if [[ -n $joint ]]; then systems+=("$exp-joint"); fi
 if [[ -n $tuning ]]; then systems+=("$exp-lm"); fi
 

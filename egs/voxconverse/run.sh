@@ -11,20 +11,25 @@ source "$recipe/../common/setup.sh"
 # shellcheck disable=SC2034 # run_segmentation.sh reads it
 seed=0                        # 0-4294967295: with --task segmentation, random seed of the training
 task=diar                     # diar|segmentation: diarization, or a segmentation network for it
-init=hub:voxceleb_resnet34_LM # MODEL: experiment, model folder or hub:NAME that diarizes
+init=hub:voxceleb_resnet34_LM # MODEL: the model that diarizes
 corpus=                       # DIR: VoxConverse, if it is on disk; otherwise stage 0 downloads it
 data=$recipe/data_diar        # DIR: the data directories
 exp=                          # DIR: the experiment, with a calibrated copy of the model (default: exp/NAME of the model)
-development=                  # DIR: checked data of 80 speakers or more, such as data/train of voxceleb: also compare vbx
+development=                  # DATA: checked data of 80 speakers or more, such as data/train of voxceleb: also compare vbx
 embedder=                     # MODEL: with --task segmentation, whose embeddings diarize
 hardware=auto                 # PRESET: cpu: the same as --gpus ""
 set=()                        # KEY=VALUE: frontend.sample_rate=8000, if the model is for another rate
 parse_options "${BASH_SOURCE[0]}" "$@"
 if [[ $task == segmentation ]]; then exec bash "$recipe/run_segmentation.sh" "$@"; fi
-if [[ -n $embedder ]]; then die '--embedder: only with --task segmentation; --init is the model that diarizes'; fi
-if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task diar, which one host runs'; fi
+if [[ -n $embedder ]]; then
+  die '--embedder: only with --task segmentation; --init is the model that diarizes'
+fi
+if [[ -n $job || $nnodes -gt 1 ]]; then
+  die '--job, --nnodes: not with --task diar, which one host runs'
+fi
 
-name=${init%/} name=${name%/model}
+name=${init%/}
+name=${name%/model}
 exp=${exp:-$recipe/exp/${name##*[/:]}}
 
 if stage 0 corpus; then
@@ -45,7 +50,9 @@ if stage 5 diarization; then # with the true regions of speech, and with those f
     ${development:+--development "$development"} "${devices[@]}"
   for set in dev test; do
     files=(RECORDINGS)
-    if [[ -f $data/$set/wav.scp ]]; then mapfile -t files < <(cut -d ' ' -f 2- "$data/$set/wav.scp"); fi
+    if [[ -f $data/$set/wav.scp ]]; then
+      mapfile -t files < <(cut -d ' ' -f 2- "$data/$set/wav.scp")
+    fi
     run speakerlab diarize "${files[@]}" --model "$exp" --vad "$data/$set/ref.rttm" \
       --out "$exp/diarization/$set/oracle" "${devices[@]}"
     run speakerlab diarize "${files[@]}" --model "$exp" --vad energy \

@@ -13,17 +13,24 @@ task=segmentation                 # segmentation: a network that finds who speak
 seed=0                            # 0-4294967295: random seed of weights, data order and augmentation
 set=()                            # KEY=VALUE: settings that override all files, such as training.lr=1e-4
 init=                             # MODEL: fine-tune this network, an experiment or model folder (default: train from random weights)
-embedder=hub:voxceleb_resnet34_LM # MODEL: experiment, model folder or hub:NAME whose embeddings diarize
+embedder=hub:voxceleb_resnet34_LM # MODEL: the model whose embeddings diarize
 corpus=                           # DIR: VoxConverse, if it is on disk; otherwise stage 0 downloads it
 data=$recipe/data_segmentation    # DIR: the data directories
 exp=                              # DIR: the experiment (default: exp/segmentation_sSEED, with --init exp/segmentation_finetune_sSEED)
 hardware=auto                     # PRESET: conf/hardware/PRESET.yaml, or the path of a file like it
 parse_options "${BASH_SOURCE[0]}" "$@"
-if [[ -n $job || $nnodes -gt 1 ]]; then die '--job, --nnodes: not with --task segmentation, which one host runs'; fi
+if [[ -n $job || $nnodes -gt 1 ]]; then
+  die '--job, --nnodes: not with --task segmentation, which one host runs'
+fi
 
 # The configuration: names in conf/ or paths; a later file overrides earlier ones.
-config=(segmentation/pyannet) machine=() name=segmentation
-if [[ -n $init ]]; then config=(segmentation/pyannet_finetune) name=segmentation_finetune; fi
+config=(segmentation/pyannet)
+machine=()
+name=segmentation
+if [[ -n $init ]]; then
+  config=(segmentation/pyannet_finetune)
+  name=segmentation_finetune
+fi
 if [[ $hardware != auto ]]; then machine+=("$hardware"); fi
 exp=${exp:-$recipe/exp/${name}_s$seed}
 
@@ -56,7 +63,9 @@ fi
 
 if stage 5 diarization; then # speech found by energy; then speech and second speakers by each network
   files=(RECORDINGS)
-  if [[ -f $data/test/wav.scp ]]; then mapfile -t files < <(cut -d ' ' -f 2- "$data/test/wav.scp"); fi
+  if [[ -f $data/test/wav.scp ]]; then
+    mapfile -t files < <(cut -d ' ' -f 2- "$data/test/wav.scp")
+  fi
   run speakerlab diarize "${files[@]}" --model "$embedder" --vad energy \
     --out "$exp/diarization/test/energy" "${devices[@]}"
   for network in "${networks[@]}"; do

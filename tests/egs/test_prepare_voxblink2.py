@@ -104,6 +104,20 @@ def test_voxceleb_must_be_prepared_where_it_is_used(tmp_path):
         assert refused(done.stderr, "--voxceleb", voxceleb, "egs/voxceleb/run.sh")
 
 
+def test_voxceleb2_of_stage_4_is_missed_before_stage_0(tmp_path):
+    voxceleb = tmp_path / "voxceleb"
+    (voxceleb / "test").mkdir(parents=True)
+    (voxceleb / "test/wav.scp").touch()
+    options = ("--voxceleb", voxceleb, "--data", tmp_path / "data", "--hardware", "cpu")
+    for tuning in (("--large-margin", "true"), ("--stage", "4")):
+        done = run("voxblink2", *options, *tuning)
+        assert done.stdout == ""
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        train = voxceleb / "train"
+        assert refused(done.stderr, "--voxceleb", train, "egs/voxceleb/run.sh")
+
+
 def test_the_second_step_learns_voxceleb2_with_a_new_head():
     models = {
         "simam_resnet34": "finetune/large_margin_wespeaker",

@@ -41,6 +41,7 @@ large_margin=     # true|false: a flag
 corpus=           # DIR: a folder
 init=             # MODEL: a folder, or one of the hub
 noise=auto        # DIR|none|auto: a folder, or a word
+also=             # DATA: a data directory
 """
 SHOW_ALL = """
 for name in model color seed large_margin corpus init noise stop_stage dry_run gpus; do
@@ -224,6 +225,7 @@ def test_every_kind_of_option_is_read(shown, tmp_path):
 def test_a_value_is_set(shown, tmp_path, arguments, name, value):
     if isinstance(arguments, str):
         arguments = (arguments,)
+    (tmp_path / "exp/a").mkdir(parents=True)  # a model must exist
     expected = value.format(cwd=tmp_path)
     assert shown(*arguments)[name] == expected
 
@@ -280,6 +282,34 @@ def test_a_path_that_no_table_can_hold_is_refused(tmp_path, name):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert refused(done.stderr, "--corpus", "one line of UTF-8")
+
+
+def test_models_and_data_that_are_missing_are_refused_before_any_stage(tmp_path):
+    recipe = Recipe(tmp_path, options=OPTIONS, stages=TWO_STAGES)
+    for name in ("first", "second"):
+        recipe.write(f"{name}.py", f"open('{name} was run', 'w')")
+    data = tmp_path / "data"
+    data.mkdir()
+    for option, value, missing in (
+        ("--init", "exp/a", tmp_path / "exp/a"),
+        ("--also", "data", data / "wav.scp"),
+        ("--also", "/none", "/none/wav.scp"),
+    ):
+        for arguments in ((option, value), (f"{option}={value}", "--stage", "2")):
+            done = recipe.run(*arguments)
+            assert done.stdout == ""
+            assert done.returncode == 1
+            assert done.stderr.count("\n") == 1
+            assert refused(done.stderr, option, missing, "does not exist")
+        # A dry run may be for another machine.
+        done = recipe.run(option, value, "--dry-run")
+        assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "first was run").exists()
+
+    (data / "wav.scp").touch()
+    done = recipe.run("--also", "data", "--init", "hf:ann/model")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "second was run").exists()
 
 
 def test_help_prints_every_option_and_its_meaning(tmp_path):
@@ -423,13 +453,15 @@ def checked(tmp_path):
 
 def test_a_training_is_checked_with_its_own_options(checked, tmp_path):
     devices = ["--gpus", "0 1", "--nproc", "2"]
-    done, (command,) = checked("--init", "/m", *devices)
+    model = tmp_path / "m"
+    model.mkdir()
+    done, (command,) = checked("--init", str(model), *devices)
     assert done.stderr == ""
     assert done.returncode == 0
     layers = ["--config", "tiny", "conf.yaml"]
     settings = [f"data.dir={tmp_path}/my data", "seed=3", "a=b"]
     assert command[:4] == ["train", "--check", "--exp", "/e"]
-    assert command[4:9] == [*layers, "--init", "/m"]
+    assert command[4:9] == [*layers, "--init", str(model)]
     assert command[9:] == [*devices, "--set", *settings]
 
 
@@ -462,6 +494,22 @@ def test_nothing_is_checked_where_the_training_itself_does_it_at_once(checked, o
     assert done.returncode == 0
     assert commands == []
     assert done.stdout.endswith("noise auto, rirs auto\n")
+
+
+def test_noise_that_stage_1_has_not_prepared_is_noticed_before_packing(
+    checked, tmp_path
+):
+    options = ("--stage", "2", "--rirs", "none")
+    done, _ = checked(*options)
+    assert done.returncode == 1
+    assert refused(done.stderr, "--noise auto", tmp_path / "my data", "--noise none")
+    done, _ = checked(*options, "--noise", "none", code=1)
+    assert "--noise" not in done.stderr
+    noise = tmp_path / "my data/noise"
+    noise.mkdir(parents=True)
+    (noise / "wav.scp").touch()
+    done, _ = checked(*options)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["corpus", "noise", "rirs"])

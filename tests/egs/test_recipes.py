@@ -454,6 +454,17 @@ def test_the_initial_model_may_be_a_published_one():
     assert values_of("--init", train) == ["hub:campplus-zh-200k"]
 
 
+def test_own_recordings_are_named_after_a_published_model():
+    for model in (
+        "hub:campplus-zh-200k",
+        f"hub:campplus-zh-200k@sha256:{64 * 'a'}",
+        "hf:ann/campplus-zh-200k@v1.0",
+    ):
+        (train,) = dry_stage("own", 3, "--init", model)
+        exp = ROOT / "egs/own/exp/campplus-zh-200k_own_data_s0"
+        assert values_of("--exp", train) == [str(exp)]
+
+
 def test_own_recordings_are_trained_with_the_configuration_of_the_initial_model():
     model = "/m/campplus_s0/model"
     (train,) = dry_stage("own", 3, "--init", f"{model}/", "--exp", "/e")
