@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -36,7 +36,6 @@ OFFLINE_OPTIONS = (
     "speakers",
     "min_speakers",
     "vad",
-    "segmentation",
     "method",
     "development",
     "out",
@@ -115,9 +114,13 @@ def diarize_live(args: Namespace) -> None:
 
 
 def _start(model: "SpeakerModel", sample_rate: int, args: Namespace) -> "Stream":
-    options: dict[str, float] = {}
+    options: dict[str, Any] = {}
     if args.latency is not None:
         options["latency"] = args.latency
+    if args.segmentation is not None:
+        from speakerlab.inference.segmentation import Segmentation
+
+        options["segmentation"] = Segmentation(args.segmentation, device=args.device)
     return model.stream(
         sample_rate,
         max_speakers=args.max_speakers,

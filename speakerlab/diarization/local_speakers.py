@@ -69,16 +69,26 @@ class LocalSpeakers(NamedTuple):
     """Probabilities of the classes in overlapping windows."""
 
     prob_WFC: np.ndarray
-    start_W: np.ndarray  # first frame of each window, ascending from 0, without gaps
+    start_W: np.ndarray  # first frame of each window, ascending, without gaps
+
+    @property
+    def first_frame(self) -> int:
+        """Return the first frame of the first window: 0, except in a stream."""
+        return int(self.start_W[0])
+
+    def windows(self) -> list[slice]:
+        """Return the frames of each window, counted from the first one."""
+        window_frames = self.prob_WFC.shape[1]
+        starts = (self.start_W - self.first_frame).tolist()
+        return [slice(start, start + window_frames) for start in starts]
 
     def mean(self, classes: slice) -> np.ndarray:
         """Return the total probability of `classes` at each frame (T,), averaged over windows."""
-        window_frames = self.prob_WFC.shape[1]
-        num_frames = self.start_W[-1] + window_frames
+        windows = self.windows()
+        num_frames = windows[-1].stop
         sum_T = np.zeros(num_frames)
         count_T = np.zeros(num_frames)
-        for start, prob_FC in zip(self.start_W, self.prob_WFC):
-            window = slice(start, start + window_frames)
+        for window, prob_FC in zip(windows, self.prob_WFC):
             sum_T[window] += prob_FC[:, classes].sum(axis=1, dtype=np.float64)
             count_T[window] += 1
         return sum_T / count_T
@@ -98,6 +108,16 @@ class Tracks(NamedTuple):
     unit_MD: NDArray[np.float64]  # mean embedding, of length 1
     spoken_M: NDArray[np.float64]  # expected number of frames with speech
     alone_M: NDArray[np.float64]  # the part in which nobody else speaks
+
+    def chosen(self, is_chosen_M: NDArray[np.bool_]) -> "Tracks":
+        """Return some of the tracks."""
+        return Tracks(
+            window_M=self.window_M[is_chosen_M],
+            local_M=self.local_M[is_chosen_M],
+            unit_MD=self.unit_MD[is_chosen_M],
+            spoken_M=self.spoken_M[is_chosen_M],
+            alone_M=self.alone_M[is_chosen_M],
+        )
 
     def pairs(self) -> NDArray[np.int64]:
         """Return the pairs of tracks that are surely two speakers of one window, (P, 2)."""
@@ -120,11 +140,12 @@ class Activity(NamedTuple):
 
     prob_TK: NDArray[np.float64]  # that each speaker speaks
     two_T: NDArray[np.float64]  # that two speakers do
+    first_frame: int = 0
 
     def at(self, time_T: np.ndarray) -> "Activity":
         """Return the frames at these times, in seconds."""
         frame_T = np.floor((time_T - FIRST_SECONDS) / FRAME_SECONDS).astype(np.int64)
-        frame_T = np.clip(frame_T, 0, len(self.two_T) - 1)
+        frame_T = np.clip(frame_T - self.first_frame, 0, len(self.two_T) - 1)
         return Activity(self.prob_TK[frame_T], self.two_T[frame_T])
 
 
@@ -230,25 +251,25 @@ def cluster_tracks(
 
 def _cost(clusters: Clusters, tracks: Tracks, pairs_P2: np.ndarray) -> float:
     """Return the share of pairs that are not told apart, plus the price of the speakers."""
-    nearest_M = _cosines(clusters, tracks).argmax(axis=1)
+    nearest_M = _cosines(clusters.centre_KD, tracks).argmax(axis=1)
     first_P, second_P = nearest_M[pairs_P2].T
     share = float(np.mean(first_P == second_P))
     return share + PAIRS_PER_SPEAKER * len(clusters.centre_KD)
 
 
-def _cosines(clusters: Clusters, tracks: Tracks) -> NDArray[np.float64]:
+def _cosines(centre_KD: np.ndarray, tracks: Tracks) -> NDArray[np.float64]:
     """Return cosine_MK, between each track and the centre of each speaker."""
-    return tracks.unit_MD @ unit_rows(clusters.centre_KD).T
+    return tracks.unit_MD @ unit_rows(centre_KD).T
 
 
-def match_tracks(clusters: Clusters, tracks: Tracks) -> NDArray[np.int64]:
+def match_tracks(centre_KD: np.ndarray, tracks: Tracks) -> NDArray[np.int64]:
     """Return the speaker of each track, (M,): one to one in a window.
 
     The matching of a window maximises the sum of (1 + cosine), weighted by how long the track
     speaks. Tracks beyond the number of speakers go to the nearest speaker.
     """
     # 1 + cosine: never negative, so long speech never counts against a pair.
-    cosine_MK = _cosines(clusters, tracks)
+    cosine_MK = _cosines(centre_KD, tracks)
     weight_MK = (1 + cosine_MK) * tracks.spoken_M[:, None]
     speaker_M = cosine_MK.argmax(axis=1)
     for rows in tracks.of_windows():
@@ -264,22 +285,25 @@ def find_activity(
 
     speaker_M: the speaker of each track. Of two tracks of one speaker, the more probable counts.
     """
-    window_frames = local.prob_WFC.shape[1]
-    num_frames = local.start_W[-1] + window_frames
+    windows = local.windows()
+    num_frames = windows[-1].stop
     sum_TK = np.zeros((num_frames, num_speakers))
     count_T1 = np.zeros((num_frames, 1))
-    for start in local.start_W:
-        count_T1[start : start + window_frames] += 1
+    for window in windows:
+        count_T1[window] += 1
     for rows in tracks.of_windows():
-        window = tracks.window_M[rows[0]]
-        prob_FL = local.prob_WFC[window].astype(np.float64) @ SPEAKERS_CL
-        prob_FK = np.zeros((window_frames, num_speakers))
+        number_of_window = tracks.window_M[rows[0]]
+        prob_FL = local.prob_WFC[number_of_window].astype(np.float64) @ SPEAKERS_CL
+        prob_FK = np.zeros((len(prob_FL), num_speakers))
         for number, speaker in zip(tracks.local_M[rows], speaker_M[rows]):
             np.maximum(
                 prob_FK[:, speaker],
                 prob_FL[:, number],
                 out=prob_FK[:, speaker],
             )
-        start = local.start_W[window]
-        sum_TK[start : start + window_frames] += prob_FK
-    return Activity(sum_TK / count_T1, local.mean(TWO_SPEAKERS))
+        sum_TK[windows[number_of_window]] += prob_FK
+    return Activity(
+        sum_TK / count_T1,
+        local.mean(TWO_SPEAKERS),
+        first_frame=local.first_frame,
+    )

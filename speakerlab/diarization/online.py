@@ -5,7 +5,9 @@ threshold; only from the threshold on, it changes this mean: a window with two v
 towards the other one. A window that is far from all speakers waits: only a second one that
 resembles it makes a new speaker. Speakers keep their numbers. Two that turn out to be one voice
 become the earlier one. Memory is bounded by the number of speakers.
-Letters: K speakers so far, D dimensions.
+Two local speakers that a segmentation model hears in one window are two speakers, which can be
+known before two windows of the second one resemble each other.
+Letters: K speakers so far, D dimensions, M local speakers ("tracks") of a window of the model.
 """
 
 from typing import NamedTuple
@@ -14,12 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.diarization.clustering import MERGE_COSINE, unit_rows
+from speakerlab.diarization.local_speakers import (
+    MIN_ALONE_FRAMES,
+    Tracks,
+    match_tracks,
+)
 
 # A window waits for so many others; in simulated conversations, 4 and 1,000 are no better.
 MAX_WAIT = 8
 # A window belongs to a speaker from the threshold minus this on. Of two sets of simulated
 # conversations, less is better for readers of LibriSpeech, and more for speechocean762's children.
 BELOW_THRESHOLD = 0.1
+# Local speakers of a window that are nearer to one speaker than this are one voice, which the
+# segmentation model has divided. With 0.55 to 0.65, the DER of 12 conversations of the development
+# set is 27.6 to 27.7 %, with 0.75 28.3 %, and 28.9 % if local speakers never add one.
+DIVIDED_COSINE = 0.6
 
 
 class Waiting(NamedTuple):
@@ -81,6 +92,34 @@ class OnlineSpeakers:
         if len(self._sum_of) == self._max_speakers:
             return None
         return self._wait(unit_D)
+
+    def tell_apart(self, tracks: Tracks) -> list[int]:
+        """Add speakers so that the tracks of a window can be different ones; return their numbers.
+
+        tracks: of one window. Those with too little speech alone do not count. A track is a new
+        speaker if the one-to-one matching leaves it no speaker that it resembles.
+        """
+        is_clear_M = tracks.alone_M >= MIN_ALONE_FRAMES
+        if not self._sum_of or np.count_nonzero(is_clear_M) < 2:
+            return []
+        clear = tracks.chosen(is_clear_M)
+        direction_KD = self.direction_KD
+        speaker_M = match_tracks(direction_KD, clear)
+        cosine_MK = clear.unit_MD @ direction_KD.T
+        # The best one keeps a speaker that several have, as there are fewer speakers than tracks.
+        order = np.argsort(-cosine_MK.max(axis=1), kind="stable")
+        taken: set[int] = set()
+        new_numbers: list[int] = []
+        for track in order.tolist():
+            speaker = int(speaker_M[track])
+            is_alike = cosine_MK[track, speaker] >= self._least_cosine
+            if is_alike and speaker not in taken:
+                taken.add(speaker)
+                continue
+            is_divided = cosine_MK[track].max() >= DIVIDED_COSINE
+            if not is_divided and len(self._sum_of) < self._max_speakers:
+                new_numbers.append(self._found(clear.unit_MD[track]))
+        return new_numbers
 
     def _found(self, sum_D: NDArray[np.float64]) -> int:
         """Add a speaker; return its number."""

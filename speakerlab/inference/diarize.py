@@ -51,6 +51,8 @@ from speakerlab.inference.speech import find_speech, is_other_sound
 log = logging.getLogger(__name__)
 Model = Any  # a SpeakerModel, whose module imports this one
 Read = Callable[[], np.ndarray]  # returns the samples of a window
+# By its energy; a segmentation model that finds none of so much speech is warned of.
+MUCH_SPEECH_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -153,22 +155,23 @@ def diarize(
     known: bool = False,
     far: float | None = None,
     recording: str | None = None,
-    overlap: Segmentation | Path | str | None = None,
+    segmentation: Segmentation | Path | str | None = None,
     vad: Literal["energy", "silero"] | None = None,
     regions: Sequence[Region] | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
     channels: Channels | Literal["each"] = None,
     progress: bool = False,
+    overlap: Segmentation | Path | str | None = None,
 ) -> Diarization:
     """Find who spoke when in a recording of any length; audio: see `SpeakerModel.embed`.
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
     method: "spectral", "ahc", "vbx" for a model with a PLDA, or a clustering object such as
     `Ahc(threshold=0.5)` or a `Vbx` (None: the method in `model.tuning`). recording: name in RTTM
-    (None: the name of the file, without ending). overlap: segmentation model, opened or as a path,
-    that finds overlapping speech. vad, regions, window_seconds, step_seconds, progress: see
-    `embed_windows`.
+    (None: the name of the file, without ending). segmentation: a model, opened or as a path, that
+    finds speech, also of two speakers at the same time; `overlap` is its earlier name. vad,
+    regions, window_seconds, step_seconds, progress: see `embed_windows`.
     channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
     apart, as for calls, and all other options are for each channel.
     Speakers are "speaker1", "speaker2", ..., in order of appearance; with "each" "channel1", or
@@ -203,11 +206,12 @@ def diarize(
     if recording is None:
         recording = Path(name_of(audio)).stem
     waves = _spool(audio, channels, model.sample_rate, sample_rate)
+    segmentation = overlap if segmentation is None else segmentation
     speech_of = _embed_waves(
         model,
         list(waves.values()),
         vad=vad,
-        overlap=_open_segmentation(overlap),
+        segmentation=open_segmentation(segmentation),
         regions=regions,
         window_seconds=window_seconds,
         step_seconds=step_seconds,
@@ -229,8 +233,10 @@ def diarize(
         segments, speakers, channel_of = _join_channels(speakers_of_waves)
     else:
         segments, speakers = speakers_of_waves[0]
+    is_by_model = vad is None and regions is None
+    has_warned = is_by_model and _warn_of_missed_speech(model, waves, speech_of)
     # A recording without speech is no error: its diarization has no segments.
-    if not segments:
+    if not segments and not has_warned:
         log.warning("%s: no speech was found", name_of(audio))
     diarization = Diarization(
         recording=recording,
@@ -272,6 +278,32 @@ def _spool(
     for place, wave_S in waves.items():
         warn_of_levels(wave_S, sample_rate=sample_rate, where=place)
     return waves
+
+
+def _warn_of_missed_speech(
+    model: Model, waves: Mapping[str, np.ndarray], speech_of: Sequence["Embedded"]
+) -> bool:
+    """Warn of waves with much speech in which the segmentation model found none.
+
+    Such a model may be badly trained, or trained on other recordings. Return whether there are any.
+    """
+    rate = model.sample_rate
+    has_warned = False
+    for (place, wave_S), speech in zip(waves.items(), speech_of):
+        is_deaf = speech.local is not None and not speech.regions
+        if not is_deaf or is_other_sound(wave_S, sample_rate=rate):
+            continue
+        regions = find_speech(wave_S, sample_rate=rate)
+        seconds = sum(end - start for start, end in regions)
+        if seconds >= MUCH_SPEECH_SECONDS:
+            has_warned = True
+            log.warning(
+                "%s: the segmentation model found no speech, but by its energy there are"
+                " %.1f s; check the model, or give vad energy",
+                place,
+                seconds,
+            )
+    return has_warned
 
 
 # Segments, and the mean embedding of each speaker, in order of appearance.
@@ -360,7 +392,7 @@ def _cluster(
         min_speakers=min_speakers,
         max_speakers=max_speakers,
     )
-    speaker_M = match_tracks(clusters, tracks)
+    speaker_M = match_tracks(clusters.centre_KD, tracks)
     num_speakers = len(clusters.centre_KD)
     return clusters, find_activity(local, tracks, speaker_M, num_speakers)
 
@@ -389,16 +421,17 @@ def _number_by_appearance(
     return _rename(segments, new_names), speakers
 
 
-def _open_segmentation(
-    overlap: Segmentation | Path | str | None,
+def open_segmentation(
+    segmentation: Segmentation | Path | str | None,
 ) -> Segmentation | None:
-    if isinstance(overlap, str | Path):
-        return Segmentation(overlap)
-    if not isinstance(overlap, Segmentation | None):
+    """Return a segmentation model, opened if it is a path; ValueError for something else."""
+    if isinstance(segmentation, str | Path):
+        return Segmentation(segmentation)
+    if not isinstance(segmentation, Segmentation | None):
         raise ValueError(
-            f"overlap: must be a segmentation model or its path, got {overlap!r}"
+            f"segmentation: must be a model or its path, got {segmentation!r}"
         )
-    return overlap
+    return segmentation
 
 
 def _rename(segments: Iterable[Segment], names: Mapping[str, str]) -> list[Segment]:
@@ -562,7 +595,7 @@ def embed_windows(
     sample_rate: int | None = None,
     *,
     vad: str | None = None,
-    overlap: Segmentation | None = None,
+    segmentation: Segmentation | None = None,
     regions: Sequence[Region] | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
@@ -579,7 +612,7 @@ def embed_windows(
         model,
         [wave_S],
         vad=vad,
-        overlap=overlap,
+        segmentation=segmentation,
         regions=regions,
         window_seconds=window_seconds,
         step_seconds=step_seconds,
@@ -593,7 +626,7 @@ def _embed_waves(
     waves: Sequence[np.ndarray],
     *,
     vad: str | None,
-    overlap: Segmentation | None,
+    segmentation: Segmentation | None,
     regions: Sequence[Region] | None,
     window_seconds: float,
     step_seconds: float,
@@ -608,7 +641,7 @@ def _embed_waves(
             wave_S,
             rate,
             vad=vad,
-            overlap=overlap,
+            segmentation=segmentation,
             regions=regions,
         )
         regions_of.append(speech)
@@ -641,14 +674,14 @@ def _find_regions(
     sample_rate: int,
     *,
     vad: str | None,
-    overlap: Segmentation | None,
+    segmentation: Segmentation | None,
     regions: Sequence[Region] | None,
 ) -> tuple[list[Region], LocalSpeakers | None]:
     """Return the regions of speech of a spooled wave, and its local speakers."""
     # A segmentation model also finds speech; an explicit `vad` has priority.
     local: LocalSpeakers | None = None
-    if overlap is not None:
-        local = overlap.run(wave_S, sample_rate=sample_rate)
+    if segmentation is not None:
+        local = segmentation.run(wave_S, sample_rate=sample_rate)
     if regions is None:
         if is_other_sound(wave_S, sample_rate=sample_rate):
             # By its energy, noise would be speech. A warning has named the sound.

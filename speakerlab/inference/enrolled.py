@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from speakerlab.core.atomic import alone, replacing
+from speakerlab.core.atomic import locked, replacing
 from speakerlab.core.reading import parse_json, refuse_twins
 from speakerlab.data.tables import CONTROLS
 
@@ -82,7 +82,7 @@ def add_speakers(
     # A link and its target are one file, with one lock.
     path = path.resolve()
     lock = path.with_name(f".{path.name}.lock")
-    with _one_thread, alone(lock):
+    with _one_thread, locked(lock):
         # Read under the lock: another process may have added speakers a moment ago.
         stored: Speakers = {}
         if path.exists():

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.core.atomic import alone
+from speakerlab.core.atomic import locked
 from speakerlab.data.manifest import Manifest, Piece, is_other_audio
 from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.embedder import Embedder
@@ -110,14 +110,14 @@ class Extraction:
             self.facts,
         )
         # Another job may be joining the chunks or deleting tables of another model.
-        with self.alone():
+        with self.locked():
             table.save(self.part(chunk))
 
-    def alone(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[object]:
         """Return a lock, under which no other process writes, deletes or joins tables."""
         folder = self.stem.parent
         folder.mkdir(parents=True, exist_ok=True)
-        return alone(folder / f".{self.stem.name}.lock")
+        return locked(folder / f".{self.stem.name}.lock")
 
     def todo(self, job: tuple[int, int]) -> list[int] | None:
         """Return the chunks that job I of N still has to compute, None if the table is finished.
@@ -127,7 +127,7 @@ class Extraction:
         # Without the lock, because a finished table may be in a folder that cannot be written.
         if self.read() is not None:
             return None
-        with self.alone():
+        with self.locked():
             # Another job may have joined the chunks.
             if self.read() is not None:
                 return None
@@ -142,7 +142,7 @@ class Extraction:
 
     def join(self) -> list[int]:
         """Join the chunks into the table; return the missing chunks, [] if it is finished."""
-        with self.alone():
+        with self.locked():
             # Another job may have joined them.
             if self.read() is None:
                 missing: list[int] = []

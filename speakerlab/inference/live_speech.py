@@ -5,16 +5,11 @@ the last ten minutes instead of those of the whole recording.
 Letters: S samples, T frames.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from speakerlab.data import levels
-from speakerlab.diarization.windows import (
-    MIN_PAUSE_SECONDS,
-    MIN_SPEECH_SECONDS,
-    runs_of_true,
-)
+from speakerlab.diarization.live_regions import GrowingRegions, LiveRegion
+from speakerlab.diarization.local_speakers import LocalSpeakers
 from speakerlab.inference.speech import energy_detector, is_other_sound
 
 LEVEL_SECONDS = 600  # of the levels that the threshold follows from
@@ -22,17 +17,14 @@ MEASURED_SECONDS = 1.0  # from one measurement of these levels to the next
 SOUND_SECONDS = 10  # in which noise or a tone alone is no speech
 
 
-@dataclass
-class LiveRegion:
-    """Region of speech, which may go on."""
-
-    start: float  # seconds
-    end: float
-    is_open: bool = True
-
-
 class LiveSpeech:
     """Regions of speech of samples that come in blocks, int16."""
+
+    # After this time, it is known whether a frame is speech: a block, the frames around, and the
+    # shortest pause that ends a region.
+    decision_seconds = 0.7
+    context_seconds = 0.0
+    newest: LocalSpeakers | None = None  # energy says nothing about speakers
 
     def __init__(self, sample_rate: int) -> None:
         self._rate = sample_rate
@@ -43,10 +35,10 @@ class LiveSpeech:
         self._level_T = np.zeros(0)  # the last LEVEL_SECONDS
         self._num_undecided = 0  # of these frames, the last ones
         self._num_decided = 0  # since the start
+        self._regions = GrowingRegions(frame_seconds=self._frame_seconds)
         self._next_measured = 0  # number of frames heard
         self._threshold = 0.0  # in dB of full scale
         self._is_other_sound = False
-        self._region: LiveRegion | None = None
 
     def push(self, wave_S: np.ndarray) -> list[LiveRegion]:
         """Hear a block; return the regions that began or went on in it, in order of time.
@@ -63,7 +55,14 @@ class LiveSpeech:
     def finish(self) -> list[LiveRegion]:
         """Return the last regions, closed."""
         regions = self._decide(0)
-        return regions + self._close()
+        return regions + self._regions.close()
+
+    def local(self, start: float, end: float) -> LocalSpeakers | None:
+        """Return no local speakers."""
+        return None
+
+    def forget(self, time: float) -> None:
+        """Do nothing: nothing is kept for the end of the latency."""
 
     def _hear(self, wave_S: np.ndarray) -> None:
         """Add the levels of a block."""
@@ -94,21 +93,9 @@ class LiveSpeech:
         # By its energy, noise would be speech.
         if self._is_other_sound:
             voiced_T = np.zeros(num_new, dtype=np.bool_)
-
-        changed: list[LiveRegion] = []
-        for run in runs_of_true(voiced_T) + self._num_decided:
-            start, end = (run * self._frame_seconds).tolist()
-            changed += self._extend(start, end)
         self._num_decided += num_new
         self._num_undecided = num_waiting
-        # A longer pause ends the region.
-        now = self._num_decided * self._frame_seconds
-        region = self._region
-        if region is not None and now - region.end >= MIN_PAUSE_SECONDS - 1e-6:
-            changed += self._close()
-        elif region is not None and _is_speech(region):
-            changed.append(region)
-        return changed
+        return self._regions.add(voiced_T)
 
     def _measure(self) -> None:
         """Measure the sound so far, once a second; of noise, each time, as speech may follow."""
@@ -118,27 +105,3 @@ class LiveSpeech:
         self._next_measured = now + round(MEASURED_SECONDS / self._frame_seconds)
         self._threshold = self._detector.threshold_dbfs(self._level_T)
         self._is_other_sound = is_other_sound(self._sound_S, sample_rate=self._rate)
-
-    def _extend(self, start: float, end: float) -> list[LiveRegion]:
-        """Add voiced frames; return the region that ended before them."""
-        region = self._region
-        if region is not None and start - region.end < MIN_PAUSE_SECONDS - 1e-6:
-            region.end = end
-            return []
-        closed = self._close()
-        self._region = LiveRegion(start, end)
-        return closed
-
-    def _close(self) -> list[LiveRegion]:
-        """End the open region, and return it if it is no click."""
-        region = self._region
-        self._region = None
-        if region is None:
-            return []
-        region.is_open = False
-        return [region] if _is_speech(region) else []
-
-
-def _is_speech(region: LiveRegion) -> bool:
-    """Return whether a region is long enough for speech."""
-    return region.end - region.start >= MIN_SPEECH_SECONDS - 1e-6

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import softmax
 
+from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import SEGMENTER, find_model
 from speakerlab.core.atomic import file_sha256
 from speakerlab.data.audio import FULL_SCALE
@@ -45,13 +46,13 @@ class Segmentation:
     """Segmentation model; open it once for many recordings."""
 
     def __init__(self, path: Path | str, *, device: Any = "auto") -> None:
-        """Open a model folder or an experiment, or an ONNX file, which runs on one thread.
+        """Open a model folder, an experiment, hf:owner/name, or an ONNX file, on one thread.
 
-        device: of a folder, as in `SpeakerModel`. Raises FileNotFoundError or ValueError for what
+        device: of a folder, as in `load`. Raises FileNotFoundError or ValueError for what
         is missing, damaged or another model, and ModuleNotFoundError for an ONNX file if
         onnxruntime is not installed.
         """
-        path = Path(path)
+        path = local(path)
         self._runtime: Runtime
         if path.suffix == ".onnx" or path.is_file():
             self._runtime = OnnxRuntime(path)
@@ -82,13 +83,15 @@ class Segmentation:
         shape = (len(start_W), WINDOW_FRAMES, len(SPEAKERS_CL))
         prob_WFC = np.zeros(shape, dtype=np.float16)
         for prob_FC, start in zip(prob_WFC, start_W * HOP_SAMPLES):
-            int16_S = wave_S[start : start + WINDOW_SAMPLES]
-            window_S = int16_S.astype(np.float32) / FULL_SCALE
+            window_S = wave_S[start : start + WINDOW_SAMPLES]
             num_missing = WINDOW_SAMPLES - len(window_S)
-            window_S = np.pad(window_S, (0, num_missing))
-            log_prob_FC = self._runtime.log_prob(window_S)
-            prob_FC[:] = softmax(log_prob_FC, axis=1)
+            prob_FC[:] = self.probabilities(np.pad(window_S, (0, num_missing)))
         return LocalSpeakers(prob_WFC, start_W)
+
+    def probabilities(self, window_S: np.ndarray) -> np.ndarray:
+        """Return the probability of each class in each frame (F, C) of a window, int16."""
+        float_S = window_S.astype(np.float32) / FULL_SCALE
+        return softmax(self._runtime.log_prob(float_S), axis=1)
 
 
 class TorchRuntime:

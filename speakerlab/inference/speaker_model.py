@@ -521,9 +521,10 @@ class SpeakerModel:
         sample_rate: int | None = None,
         *,
         channels: Channels = None,
-    ) -> None:
+    ) -> np.ndarray:
         """Enrol a speaker as the mean embedding of recordings; replace a speaker of the same name.
 
+        Return unit_ND, the embeddings of the recordings, of length 1, for example to compare them.
         sources: a recording or a list of them; all have the same weight. Raises ValueError if none
         has speech, or the other speakers were enrolled by another model; the error of a recording
         that cannot be read, or a ValueError that lists all of them.
@@ -563,11 +564,12 @@ class SpeakerModel:
                 f"enrol: {name} has no speech in any recording; give others"
             )
         # Unit vectors, so that loud or long recordings weigh no more than others.
-        unit_ND = _without_copies(unit_rows(emb_ND, ids), name)
-        mean_1D = unit_ND.mean(axis=0, keepdims=True)
+        unit_ND = unit_rows(emb_ND, ids)
+        mean_1D = _without_copies(unit_ND, name).mean(axis=0, keepdims=True)
         # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
         unit_1D = unit_rows(mean_1D, [name], where="enrol")
         self.speakers[name] = unit_1D[0]
+        return unit_ND
 
     def identify(
         self,
@@ -623,19 +625,21 @@ class SpeakerModel:
         known: bool = False,
         far: float | None = None,
         recording: str | None = None,
-        overlap: "Segmentation | Path | str | None" = None,
+        segmentation: "Segmentation | Path | str | None" = None,
         vad: Literal["energy", "silero"] | None = None,
         regions: "Sequence[Region] | None" = None,
         window_seconds: float = WINDOW_SECONDS,
         step_seconds: float = STEP_SECONDS,
         channels: Channels | Literal["each"] = None,
         progress: bool = False,
+        overlap: "Segmentation | Path | str | None" = None,
     ) -> "Diarization":
         """Find who spoke when in a recording.
 
         num_speakers: where it is known; else they are counted, from min_speakers to max_speakers.
-        vad, overlap, regions: what finds the speech, a model in ONNX that also finds two speakers
-        at once, and regions of speech from elsewhere. `inference.diarize.diarize` has all options.
+        vad, segmentation, regions: what finds the speech, a model that also finds two speakers at
+        once, and regions of speech from elsewhere. overlap: the earlier name of `segmentation`.
+        `inference.diarize.diarize` has all options.
         """
         from speakerlab.inference.diarize import diarize
 
@@ -650,6 +654,7 @@ class SpeakerModel:
             known=known,
             far=far,
             recording=recording,
+            segmentation=segmentation,
             overlap=overlap,
             vad=vad,
             regions=regions,
@@ -670,6 +675,7 @@ class SpeakerModel:
         far: float | None = None,
         recording: str = "stream",
         channels: Channels = None,
+        segmentation: "Segmentation | Path | str | None" = None,
         **offline: Any,
     ) -> "Stream":
         """Find who spoke when in audio that comes bit by bit.
@@ -685,7 +691,8 @@ class SpeakerModel:
         whose other options may then be given, too. threshold: cosine from which a window belongs to
         a speaker (None: that of `ahc` in `model.tuning`). max_speakers: further ones are taken for
         the nearest of these. known, far: as in `diarize`; a speaker gets the enrolled name as soon
-        as the mean embedding reaches the threshold, and earlier turns keep theirs.
+        as the mean embedding reaches the threshold, and earlier turns keep theirs. segmentation:
+        as in `diarize`; turns of two speakers may then overlap.
         Raises ValueError with one line, also `push` and `finish`.
         """
         from speakerlab.inference.stream import Stream
@@ -700,6 +707,7 @@ class SpeakerModel:
             far=far,
             recording=recording,
             channels=channels,
+            segmentation=segmentation,
             **offline,
         )
 

@@ -1,9 +1,10 @@
 """Diarization of audio that comes bit by bit: turns with a bounded latency, never taken back.
 
-Every BLOCK_SECONDS, the speech heard so far is cut into windows, as by `diarize`; new windows are
-embedded and added to the speakers so far (`diarization/online.py`). Then the time up to now -
-latency is decided: each of its frames goes to the nearest of these speakers. What is behind this
-time is forgotten, so memory does not grow with the stream, except by the turns.
+Every BLOCK_SECONDS, a source of regions (`LiveSpeech` or `LiveSegmentation`) says what is speech.
+Regions are cut into windows, as by `diarize`; new windows are embedded and added to the speakers so
+far (`diarization/online.py`). Then the time up to now - latency is decided: each of its frames goes
+to the nearest of these speakers; with a segmentation model, to the one or two most probable ones.
+What is behind this time is forgotten, so memory does not grow with the stream, except by the turns.
 Letters: S samples, N windows, K speakers so far, D embedding dimensions.
 """
 
@@ -11,14 +12,23 @@ import logging
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from speakerlab.data.convert import Channels, ChunkReader
 from speakerlab.diarization.clustering import MAX_SPEAKERS, unit_rows
+from speakerlab.diarization.live_regions import ROUNDING_SECONDS, LiveRegion
+from speakerlab.diarization.local_speakers import (
+    Activity,
+    LocalSpeakers,
+    find_activity,
+    find_tracks,
+    match_tracks,
+)
 from speakerlab.diarization.online import OnlineSpeakers
 from speakerlab.diarization.regions import Region
 from speakerlab.diarization.resegmentation import Segment, find_segments
@@ -31,19 +41,47 @@ from speakerlab.inference.diarize import (
     check_enrolled,
     diarize,
     match_enrolled,
+    open_segmentation,
 )
-from speakerlab.inference.live_speech import LiveRegion, LiveSpeech
+from speakerlab.inference.live_segmentation import LiveSegmentation
+from speakerlab.inference.live_speech import LiveSpeech
+from speakerlab.inference.segmentation import Segmentation
 
 log = logging.getLogger(__name__)
 BLOCK_SECONDS = 0.25
 LATENCY_SECONDS = 2.0
 MIN_LATENCY_SECONDS = 1.0
-# After this time, it is known whether a frame is speech: a block, the frames around, and the
-# shortest pause that ends a region.
-DECISION_SECONDS = 0.7
-# Samples kept besides a window: a region is reported 0.7 s after its end at the latest.
-SPARE_SECONDS = 2.0
-ROUNDING_SECONDS = 1e-6  # a shorter time is a difference of rounding
+# Samples kept besides a window and the time in which its region is found.
+SPARE_SECONDS = 1.5
+
+
+class Source(Protocol):
+    """What finds regions of speech in blocks of samples."""
+
+    # After this time at most, it is known whether a frame is speech.
+    decision_seconds: float
+    context_seconds: float  # of the windows of a segmentation model, else 0
+
+    @property
+    def newest(self) -> LocalSpeakers | None:
+        """Return the last window of a segmentation model."""
+        ...
+
+    def push(self, wave_S: np.ndarray) -> list[LiveRegion]:
+        """Hear a block; return the regions that began, went on or ended."""
+        ...
+
+    def finish(self) -> list[LiveRegion]:
+        """Return the last regions, closed."""
+        ...
+
+    def local(self, start: float, end: float) -> LocalSpeakers | None:
+        """Return the windows of a segmentation model that share time with start to end."""
+        ...
+
+    def forget(self, time: float) -> None:
+        """Forget the windows of a segmentation model that end before a time."""
+        ...
 
 
 class Stream:
@@ -51,7 +89,8 @@ class Stream:
 
     Turns are `Segment`s. A turn is returned by the `push` that makes it final: at the latest when
     `latency` seconds after its end were pushed. It is never changed or taken back, and speakers
-    keep their names. `push` can be called with arrays of any length; their lengths change no turn.
+    keep their names. With a segmentation model, turns of two speakers may overlap. `push` can be
+    called with arrays of any length; their lengths change no turn.
     """
 
     def __init__(
@@ -66,6 +105,7 @@ class Stream:
         far: float | None = None,
         recording: str = "stream",
         channels: Channels = None,
+        segmentation: Segmentation | Path | str | None = None,
         **offline: Any,
     ) -> None:
         """Start a stream; for the parameters, see `SpeakerModel.stream`."""
@@ -75,7 +115,8 @@ class Stream:
             channels=channels,
             where=recording,
         )
-        self.latency = _check_latency(latency, self._reader.delay_seconds)
+        self.latency = _check_latency(latency)
+        segmenter = open_segmentation(segmentation)
         _check_number("max_speakers", max_speakers)
         if threshold is not None and not -1 <= threshold <= 1:
             raise ValueError(
@@ -94,7 +135,13 @@ class Stream:
                 raise ValueError(
                     "threshold: is for a finite latency; give method=Ahc(threshold=...)"
                 )
-            options = {**common, **offline, "known": known, "far": far}
+            options = {
+                **common,
+                **offline,
+                "segmentation": segmenter,
+                "known": known,
+                "far": far,
+            }
             self._finder = _Whole(model, options)
         else:
             if offline:
@@ -102,8 +149,17 @@ class Stream:
                     f"{min(offline)}: needs the whole recording; leave it out, or give"
                     " latency=math.inf"
                 )
+            source = _open_source(segmenter, model.sample_rate, self.latency)
+            least = source.decision_seconds + self._reader.delay_seconds
+            if self.latency < least:
+                raise ValueError(
+                    f"latency: must be at least {math.ceil(100 * least) / 100:g} s for"
+                    f" this sample rate{' with a segmentation model' * bool(segmenter)},"
+                    f" got {latency!r}"
+                )
             self._finder = _Live(
                 model,
+                source,
                 latency=self.latency,
                 delay=self._reader.delay_seconds,
                 threshold=threshold,
@@ -114,8 +170,8 @@ class Stream:
         self._diarization: Diarization | None = None
 
     @property
-    def current(self) -> Segment | None:
-        """Return the turn that goes on, so far as it is final; its end will change."""
+    def current(self) -> list[Segment]:
+        """Return the turns that go on, so far as they are final; their ends will change."""
         return self._finder.current
 
     @property
@@ -131,7 +187,7 @@ class Stream:
         return self._diarization
 
     def push(self, audio: Any) -> list[Segment]:
-        """Hear the next samples; return the turns that are final now, in order of time.
+        """Hear the next samples; return the turns that are final now, in order of their starts.
 
         audio: an array or tensor of shape (samples,) or (samples, channels); types as in
         `SpeakerModel.embed`. Raises ValueError with one line for what is no audio.
@@ -151,23 +207,33 @@ class Stream:
         return turns
 
 
-def _check_latency(latency: Any, delay: float) -> float:
-    """Return the latency in seconds; ValueError if it is none or too short.
-
-    delay: seconds that resampling holds back.
-    """
+def _check_latency(latency: Any) -> float:
+    """Return the latency in seconds; ValueError if it is none or too short."""
     if latency is None:
         return math.inf
-    least = max(MIN_LATENCY_SECONDS, DECISION_SECONDS + delay)
     is_number = isinstance(latency, Real) and not isinstance(latency, bool)
     seconds = float(latency) if is_number else math.nan
     # The comparison is also false for nan.
-    if not seconds >= least:
+    if not seconds >= MIN_LATENCY_SECONDS:
         raise ValueError(
-            f"latency: must be at least {least:.2g} s, or math.inf for the result of"
-            f" `diarize` at the end, got {latency!r}"
+            f"latency: must be at least {MIN_LATENCY_SECONDS:g} s, or math.inf for the"
+            f" result of `diarize` at the end, got {latency!r}"
         )
     return seconds
+
+
+def _open_source(
+    segmentation: Segmentation | None, sample_rate: int, latency: float
+) -> Source:
+    """Return what finds the speech."""
+    if segmentation is None:
+        return LiveSpeech(sample_rate)
+    return LiveSegmentation(
+        segmentation,
+        sample_rate=sample_rate,
+        block_seconds=BLOCK_SECONDS,
+        latency=latency,
+    )
 
 
 def _check_number(name: str, number: Any) -> None:
@@ -180,7 +246,6 @@ def _check_number(name: str, number: Any) -> None:
 class _Whole:
     """Stream of infinite latency: `diarize` at its end."""
 
-    current = None
     final_until = 0.0
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
@@ -189,6 +254,7 @@ class _Whole:
         # Without a name: it is gone with this object.
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._diarization: Diarization | None = None
+        self.current: list[Segment] = []
 
     def hear(self, wave_S: np.ndarray) -> list[Segment]:
         self._file.write(wave_S.tobytes())
@@ -207,28 +273,13 @@ class _Whole:
         return self._diarization
 
 
-@dataclass
-class _Speech:
-    """Region of speech and its windows that reach beyond the final time."""
-
-    region: LiveRegion
-    next_start: float  # of the next window
-    windows: list[Region] = field(default_factory=list)
-    units: list[np.ndarray] = field(default_factory=list)  # unit_D of each window
-
-    def drop_windows_before(self, time: float) -> None:
-        """Drop the windows that end before a time."""
-        num_before = sum(end <= time for _, end in self.windows)
-        del self.windows[:num_before]
-        del self.units[:num_before]
-
-
 class _Live:
     """Stream of finite latency."""
 
     def __init__(
         self,
         model: Model,
+        source: Source,
         *,
         latency: float,
         delay: float,
@@ -239,25 +290,37 @@ class _Live:
         recording: str,
     ) -> None:
         self._model = model
+        self._source = source
         self._recording = recording
         self._latency = latency
         self._delay = delay
         self._rate: int = model.sample_rate
         self._block_samples = round(BLOCK_SECONDS * self._rate)
+        kept_seconds = WINDOW_SECONDS + source.decision_seconds + SPARE_SECONDS
+        self._kept_samples = round(kept_seconds * self._rate)
         tuned: float = model.tuning.threshold
         self._speakers = OnlineSpeakers(
             threshold=tuned if threshold is None else threshold,
             max_speakers=max_speakers or MAX_SPEAKERS,
         )
         self._names = _Names(self._speakers, model if known else None, far)
-        self._detector = LiveSpeech(self._rate)
         self._wave_S = np.zeros(0, dtype=np.int16)  # the last samples
         self._num_samples = 0  # heard, and in full blocks
         self._rest_S = np.zeros(0, dtype=np.int16)  # less than a block
-        self._speeches: list[_Speech] = []
+        self._regions: list[LiveRegion] = []  # that reach beyond the final time
+        self._next_start = 0.0  # of the next window of the last region
+        # In order of time; unit_D of each window.
+        self._windows: list[Region] = []
+        self._units: list[np.ndarray] = []
+        # Speaker -> turn that goes on.
+        self._turn_of: dict[str, Segment] = {}
         self._turns: list[Segment] = []  # all that were returned
-        self.current: Segment | None = None
         self.final_until = 0.0
+
+    @property
+    def current(self) -> list[Segment]:
+        """Return the turns that go on."""
+        return sorted(self._turn_of.values())
 
     def hear(self, wave_S: np.ndarray) -> list[Segment]:
         """Hear samples; return the turns that are complete."""
@@ -267,26 +330,28 @@ class _Live:
             block_S, rest_S = np.split(rest_S, [self._block_samples])
             self._hear_block(block_S)
         self._rest_S = rest_S
-        return self._turns[num_before:]
+        return sorted(self._turns[num_before:])
 
     def finish(self) -> list[Segment]:
         """End the stream; return the remaining turns."""
         num_before = len(self._turns)
         if len(self._rest_S):
             self._hear_block(self._rest_S)
-        self._add_regions(self._detector.finish())
+        self._add_regions(self._source.finish())
         self._decide(self._now)
-        self._end_turn()
+        self._end_turns(math.inf)
         if not self._turns:
             log.warning("%s: no speech was found", self._recording)
-        return self._turns[num_before:]
+        return sorted(self._turns[num_before:])
 
     def diarization(self) -> Diarization:
-        speakers = self._names.embeddings(turn.speaker for turn in self._turns)
+        # Of turns that overlap, the first may have ended last.
+        turns = sorted(self._turns)
+        speakers = self._names.embeddings(turn.speaker for turn in turns)
         return Diarization(
             recording=self._recording,
             seconds=self._now,
-            segments=list(self._turns),
+            segments=turns,
             speakers=speakers,
             matches=self._names.matches(speakers),
         )
@@ -298,38 +363,42 @@ class _Live:
 
     def _hear_block(self, block_S: np.ndarray) -> None:
         self._num_samples += len(block_S)
-        num_kept = round((WINDOW_SECONDS + SPARE_SECONDS) * self._rate)
-        self._wave_S = np.concatenate([self._wave_S, block_S])[-num_kept:]
-        self._add_regions(self._detector.push(block_S))
+        wave_S = np.concatenate([self._wave_S, block_S])
+        self._wave_S = wave_S[-self._kept_samples :]
+        self._add_regions(self._source.push(block_S))
         # Until the next block is complete, up to so much more will have been pushed.
         ahead = BLOCK_SECONDS + self._delay
         self._decide(self._now + ahead - self._latency)
 
     def _add_regions(self, changed: Sequence[LiveRegion]) -> None:
-        """Embed the new windows of regions that began, went on or ended."""
+        """Find speakers in regions that began, went on or ended."""
         for region in changed:
-            speech = self._speech_of(region)
-            times: list[Region] = []
-            # As `cut_windows` does, whose last window ends with the region.
-            while speech.next_start + WINDOW_SECONDS < region.end - ROUNDING_SECONDS:
-                end = speech.next_start + WINDOW_SECONDS
-                times.append((speech.next_start, end))
-                speech.next_start += STEP_SECONDS
-            if not region.is_open:
-                times.append(_last_window(region))
-            windows, units = self._embed(times)
+            windows, units = self._embed(self._new_windows(region))
             for unit_D in units:
                 number = self._speakers.add(unit_D)
                 if number is not None:
                     self._names.recognize(number)
-            speech.windows += windows
-            speech.units += units
+            self._windows += windows
+            self._units += units
+        newest = self._source.newest
+        if changed and newest is not None and self._windows:
+            tracks = find_tracks(newest, self._windows, np.stack(self._units))
+            for number in self._speakers.tell_apart(tracks):
+                self._names.recognize(number)
 
-    def _speech_of(self, region: LiveRegion) -> _Speech:
-        """Return the windows so far of a region."""
-        if not self._speeches or self._speeches[-1].region is not region:
-            self._speeches.append(_Speech(region, next_start=region.start))
-        return self._speeches[-1]
+    def _new_windows(self, region: LiveRegion) -> list[Region]:
+        """Return the windows of a region that can be cut now, and could not before."""
+        if not self._regions or self._regions[-1] is not region:
+            self._regions.append(region)
+            self._next_start = region.start
+        times: list[Region] = []
+        # As `cut_windows` does, whose last window ends with the region.
+        while self._next_start + WINDOW_SECONDS < region.end - ROUNDING_SECONDS:
+            times.append((self._next_start, self._next_start + WINDOW_SECONDS))
+            self._next_start += STEP_SECONDS
+        if not region.is_open:
+            times.append(_last_window(region))
+        return times
 
     def _embed(self, times: Sequence[Region]) -> tuple[list[Region], list[np.ndarray]]:
         """Embed windows; return those that are not digital silence, and unit_D of each."""
@@ -346,52 +415,74 @@ class _Live:
         until = min(until, self._now)
         if until <= self.final_until:
             return
-        for speech in self._speeches:
-            for segment in self._segments_of(speech, until):
-                self._add(segment)
+        for segment in self._segments_before(until):
+            self._add(segment)
         self.final_until = until
-        if self.current is not None and self.current.end < until - ROUNDING_SECONDS:
-            self._end_turn()
+        self._end_turns(until - ROUNDING_SECONDS)
 
-        # Forget what is final.
-        going_on: list[_Speech] = []
-        for speech in self._speeches:
-            speech.drop_windows_before(until)
-            if speech.region.is_open or speech.region.end > until:
-                going_on.append(speech)
-        self._speeches = going_on
+        # Forget what is final, except the voices in windows of a segmentation model.
+        self._source.forget(until)
+        going_on: list[LiveRegion] = []
+        for region in self._regions:
+            if region.is_open or region.end > until:
+                going_on.append(region)
+        self._regions = going_on
+        oldest = until - self._source.context_seconds
+        num_old = sum(end <= oldest for _, end in self._windows)
+        del self._windows[:num_old]
+        del self._units[:num_old]
 
-    def _segments_of(self, speech: _Speech, until: float) -> list[Segment]:
-        """Return the segments of a region between the final time and `until`."""
-        region = speech.region
-        if region.start >= until or region.end <= self.final_until:
+    def _segments_before(self, until: float) -> list[Segment]:
+        """Return the segments between the final time and `until`."""
+        regions: list[LiveRegion] = []
+        for region in self._regions:
+            if region.start < until and region.end > self.final_until:
+                regions.append(region)
+        if not regions:
             return []
-        windows = list(speech.windows)
-        units = list(speech.units)
+        windows = list(self._windows)
+        units = list(self._units)
         # Of a region that goes on, the full windows may end before.
+        last_window = _last_window(regions[-1])
         is_covered = bool(windows) and windows[-1][1] >= until
-        last_window = _last_window(region)
-        if region.is_open and not is_covered and last_window[0] < until:
+        if regions[-1].is_open and not is_covered and last_window[0] < until:
             last, last_units = self._embed([last_window])
             windows += last
             units += last_units
         if not windows:
             return []
-        # The windows before are forgotten.
-        first_start = min(start for start, _ in windows)
-        part = (max(region.start, first_start), region.end)
         unit_ND = np.stack(units)
         # At a short latency, the first speech is decided before its first full window.
         has_speakers = bool(self._speakers.numbers)
         direction_KD = self._speakers.direction_KD if has_speakers else unit_ND[:1]
-        cosine_NK = unit_ND @ direction_KD.T
+        activity = self._activity(until, windows, unit_ND, direction_KD)
+
+        num_old = sum(end <= self.final_until for _, end in windows)
+        windows = windows[num_old:]
+        cosine_NK = unit_ND[num_old:] @ direction_KD.T
+        parts = _covered_parts(regions, windows)
         segments: list[Segment] = []
-        for segment in find_segments([part], windows, cosine_NK):
+        for segment in find_segments(parts, windows, cosine_NK, activity):
             start = max(segment.start, self.final_until)
             end = min(segment.end, until)
             if end - start > ROUNDING_SECONDS:
                 segments.append(segment._replace(start=start, end=end))
         return segments
+
+    def _activity(
+        self,
+        until: float,
+        windows: Sequence[Region],
+        unit_ND: np.ndarray,
+        direction_KD: np.ndarray,
+    ) -> Activity | None:
+        """Return when each speaker speaks, as a segmentation model hears it."""
+        local = self._source.local(self.final_until, until)
+        if local is None:
+            return None
+        tracks = find_tracks(local, windows, unit_ND)
+        speaker_M = match_tracks(direction_KD, tracks)
+        return find_activity(local, tracks, speaker_M, len(direction_KD))
 
     def _add(self, segment: Segment) -> None:
         """Add a segment of a number ("speaker1") to the turn that goes on, or to a new one."""
@@ -399,26 +490,42 @@ class _Live:
         numbers = self._speakers.numbers or [0]
         name = self._names.name(numbers[index])
         segment = segment._replace(speaker=name)
-        turn = self.current
+        turn = self._turn_of.get(name)
         if turn is None:
-            self.current = segment
+            self._turn_of[name] = segment
             return
-        gap = segment.start - turn.end
-        if turn.speaker != name or gap > ROUNDING_SECONDS:
-            self._end_turn()
-            self.current = segment
+        if segment.start - turn.end > ROUNDING_SECONDS:
+            self._turns.append(turn)
+            self._turn_of[name] = segment
             return
         confidence = np.average(
             [turn.confidence, segment.confidence],
             weights=[turn.end - turn.start, segment.end - segment.start],
         )
-        self.current = turn._replace(end=segment.end, confidence=float(confidence))
+        turn = turn._replace(end=segment.end, confidence=float(confidence))
+        self._turn_of[name] = turn
 
-    def _end_turn(self) -> None:
-        """Add the turn that goes on to the complete ones."""
-        if self.current is not None:
-            self._turns.append(self.current)
-            self.current = None
+    def _end_turns(self, time: float) -> None:
+        """Add the turns that ended before a time to the complete ones."""
+        for name, turn in list(self._turn_of.items()):
+            if turn.end < time:
+                self._turns.append(turn)
+                del self._turn_of[name]
+
+
+def _covered_parts(
+    regions: Sequence[LiveRegion], windows: Sequence[Region]
+) -> list[Region]:
+    """Return the regions from their first windows on; those before are forgotten."""
+    parts: list[Region] = []
+    for region in regions:
+        starts: list[float] = []
+        for start, _ in windows:
+            if region.start - ROUNDING_SECONDS <= start < region.end:
+                starts.append(start)
+        if starts:
+            parts.append((max(region.start, starts[0]), region.end))
+    return parts
 
 
 def _last_window(region: LiveRegion) -> Region:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
+from toy_segmentation import write_segmentation
 from voices import RATE, make_wave
 
 from speakerlab.bin import diarize, enroll
@@ -124,6 +125,14 @@ def test_an_incomplete_end(live, capsys, caplog):
         live(wav_bytes(talk())[:20])
 
 
+def test_a_segmentation_model_finds_the_turns(live, tmp_path, capsys):
+    path = write_segmentation(tmp_path / "segmentation.onnx")
+    live(wav_bytes(talk()), "--segmentation", path)
+    assert bounds_of(capsys.readouterr().out) == pytest.approx(
+        [0.0, 4.0, 5.0, 8.0], abs=0.1
+    )
+
+
 def test_streams_without_speech(live, capsys, caplog):
     with refuses("standard input", "0 bytes"):
         live(b"")
@@ -159,7 +168,6 @@ def test_what_is_no_16_bit_pcm(live):
         ("--speakers", "--live --speakers 2"),
         ("--min-speakers", "--live --min-speakers 2"),
         ("--vad", "--live --vad energy"),
-        ("--segmentation", "--live --segmentation DIR"),
         ("--method", "--live --method ahc"),
         ("--development", "--live --development DIR"),
         ("--out", "--live --out DIR"),

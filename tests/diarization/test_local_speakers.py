@@ -75,7 +75,7 @@ def diarized(turns, seconds, *, seed=0, num_speakers=3, emb_ND=None, **bounds):
     local = local_speakers(*turns, seconds=seconds, seed=seed)
     tracks = find_tracks(local, windows, emb_ND)
     clusters = cluster_tracks(emb_ND, tracks, Spectral(), **(BOUNDS | bounds))
-    speaker_M = match_tracks(clusters, tracks)
+    speaker_M = match_tracks(clusters.centre_KD, tracks)
     num_found = len(clusters.centre_KD)
     activity = find_activity(local, tracks, speaker_M, num_found)
     return find_segments(regions, windows, clusters.cosine_NK, activity)
@@ -147,7 +147,7 @@ def test_two_speakers_of_one_window_are_never_merged(method):
     tracks = find_tracks(local, windows, emb_ND)
     clusters = cluster_tracks(emb_ND, tracks, method, **BOUNDS)
     assert len(clusters.centre_KD) == 2
-    speaker_M = match_tracks(clusters, tracks)
+    speaker_M = match_tracks(clusters.centre_KD, tracks)
     first_P, second_P = speaker_M[tracks.pairs()].T
     # The windows from 5 and from 7.5 s have more than 0.5 s of each alone.
     assert len(first_P) == 2
@@ -156,7 +156,7 @@ def test_two_speakers_of_one_window_are_never_merged(method):
     # The user's number has priority.
     one = cluster_tracks(emb_ND, tracks, method, min_speakers=1, max_speakers=1)
     assert len(one.centre_KD) == 1
-    assert set(match_tracks(one, tracks)) == {0}
+    assert set(match_tracks(one.centre_KD, tracks)) == {0}
 
 
 def test_local_speakers_who_take_turns_add_nobody():
@@ -280,7 +280,7 @@ def test_silence_has_no_tracks():
     assert len(tracks.window_M) == 0
     assert tracks.of_windows() == []
     clusters = cluster_tracks(share_NK, tracks, Spectral(), **BOUNDS)
-    speaker_M = match_tracks(clusters, tracks)
+    speaker_M = match_tracks(clusters.centre_KD, tracks)
     activity = find_activity(silent, tracks, speaker_M, 1)
     (segment,) = find_segments(regions, windows, clusters.cosine_NK, activity)
     assert segment == (0.0, 12.0, "speaker1", 0.5)

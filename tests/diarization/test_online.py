@@ -4,6 +4,7 @@ import numpy as np
 from conversations import agreement, converse
 
 from speakerlab.diarization.clustering import cluster, unit_rows
+from speakerlab.diarization.local_speakers import Tracks
 from speakerlab.diarization.online import MAX_WAIT, OnlineSpeakers
 from speakerlab.diarization.spectral import Spectral
 
@@ -96,3 +97,35 @@ def test_more_speakers_than_allowed_are_the_nearest():
         assert speakers.add(AXES[1]) is None
     assert speakers.numbers == [0]
     np.testing.assert_array_equal(speakers.direction_KD, AXES[:1])
+
+
+def tracks(*units: np.ndarray, alone: float = 50.0) -> Tracks:
+    """Return the local speakers of one window."""
+    num_tracks = len(units)
+    return Tracks(
+        window_M=np.zeros(num_tracks, dtype=np.int64),
+        local_M=np.arange(num_tracks),
+        unit_MD=np.stack(units),
+        spoken_M=np.full(num_tracks, 100.0),
+        alone_M=np.full(num_tracks, alone),
+    )
+
+
+def test_two_local_speakers_of_a_window_are_two_speakers():
+    speakers, _ = hear(direction(0)[None])
+    # 55 degrees: alone, this voice would belong to the first speaker (cosine 0.57).
+    both = tracks(direction(55), direction(5))
+    assert speakers.tell_apart(tracks(direction(55))) == []
+    assert speakers.tell_apart(tracks(direction(55), direction(5), alone=20.0)) == []
+    assert speakers.numbers == [0]
+    assert speakers.tell_apart(both) == [1]
+    np.testing.assert_allclose(speakers.direction_KD, [direction(0), direction(55)])
+    # Now the two differ.
+    assert speakers.tell_apart(both) == []
+    # A voice that the segmentation model has divided, and a full list.
+    speakers, _ = hear(direction(0)[None])
+    assert speakers.tell_apart(tracks(direction(40), direction(5))) == []
+    speakers, _ = hear(direction(0)[None], max_speakers=1)
+    assert speakers.tell_apart(both) == []
+    # Before the first embedding, nobody is known.
+    assert OnlineSpeakers(threshold=0.5, max_speakers=2).tell_apart(both) == []

@@ -275,14 +275,14 @@ def count_speakers(diarization: Diarization, time: float) -> int:
 
 
 def test_an_overlap_that_is_no_model_is_refused(model):
-    with refuses("overlap", "True"):
-        model.diarize(both(), overlap=True)
+    with refuses("segmentation", "True"):
+        model.diarize(both(), segmentation=True)
 
 
 def test_who_speaks_at_the_same_time(model, tmp_path):
     path = write_segmentation(tmp_path / "segmentation.onnx")
     wave_S = both()
-    diarization = model.diarize(wave_S, num_speakers=2, overlap=path)
+    diarization = model.diarize(wave_S, num_speakers=2, segmentation=path)
     num_speakers = len(diarization.speakers)
     expected_names = [f"speaker{1 + k}" for k in range(num_speakers)]
     assert list(diarization.speakers) == expected_names
@@ -305,13 +305,15 @@ def test_who_speaks_at_the_same_time(model, tmp_path):
     assert spoken == pytest.approx(20.0, abs=0.1)
 
     segmentation = Segmentation(path)
-    again = model.diarize(wave_S, num_speakers=2, overlap=segmentation)
+    again = model.diarize(wave_S, num_speakers=2, segmentation=segmentation)
     assert list(again) == list(diarization)
+    by_earlier_name = model.diarize(wave_S, num_speakers=2, overlap=segmentation)
+    assert list(by_earlier_name) == list(diarization)
 
     in_regions = model.diarize(
         wave_S,
         num_speakers=2,
-        overlap=path,
+        segmentation=path,
         regions=[(2.0, 10.0), (12.0, 15.0)],
     )
     expected_counts = {1.9: 0, 9.9: 2, 10.1: 0, 14.9: 1, 15.1: 0}
@@ -319,17 +321,28 @@ def test_who_speaks_at_the_same_time(model, tmp_path):
         assert count_speakers(in_regions, time) == count
 
 
-def test_speech_is_found_by_the_segmentation_model_unless_vad_is_given(model, tmp_path):
+def test_speech_is_found_by_the_segmentation_model_unless_vad_is_given(
+    model, tmp_path, caplog
+):
     path = write_segmentation(tmp_path / "segmentation.onnx")
     quiet_S = both() // 40  # silence for this model
-    without_vad = model.diarize(quiet_S, overlap=path)
+    without_vad = model.diarize(quiet_S, segmentation=path)
     assert len(without_vad) == 0
+    # A segmentation model that finds nothing is named, in one line.
+    (message,) = [text for text in caplog.messages if "speech" in text]
+    assert "segmentation model found no speech" in message
+    assert "by its energy there are 18.1 s" in message
+    caplog.clear()
+    for options in ({"regions": []}, {"segmentation": None, "regions": []}):
+        assert len(model.diarize(quiet_S, **{"segmentation": path, **options})) == 0
+    assert len(model.diarize(quiet_S // 100, segmentation=path)) == 0
+    assert not [text for text in caplog.messages if "segmentation" in text]
 
     by_energy = model.diarize(quiet_S, num_speakers=2)
     with_vad = model.diarize(
         quiet_S,
         num_speakers=2,
-        overlap=path,
+        segmentation=path,
         vad="energy",
     )
     # The confidence differs: the segmentation model hears nobody.

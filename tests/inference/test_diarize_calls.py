@@ -89,7 +89,7 @@ def test_detectors_of_16_khz_with_a_model_of_8_khz(telephone_model, tmp_path):
     call_SC = make_call(TELEPHONE_RATE)
     path = write_segmentation(tmp_path / "segmentation.onnx")
     found = telephone_model.diarize(
-        call_SC, overlap=path, channels="each", num_speakers=1
+        call_SC, segmentation=path, channels="each", num_speakers=1
     )
     # The toy model takes the loud half of a syllable for speech.
     for channel, spans in ((1, LEFT), (2, RIGHT)):

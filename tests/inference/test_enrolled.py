@@ -15,7 +15,7 @@ import pytest
 from full_disk import cannot_write
 from refusals import refuses
 
-from speakerlab.core.atomic import alone
+from speakerlab.core.atomic import locked
 from speakerlab.inference.enrolled import add_speakers, read_speakers, write_speakers
 
 FORKED = multiprocessing.get_context("fork")
@@ -63,7 +63,7 @@ def test_all_changes_of_processes_and_threads_are_kept(tmp_path):
 
 
 def hold(lock: Path) -> None:
-    with alone(lock):
+    with locked(lock):
         lock.with_name("held").touch()
         time.sleep(60)
 

@@ -13,9 +13,17 @@ from toy_segmentation import write_segmentation
 from voices import RATE, make_noise, make_wave
 
 import speakerlab
-from speakerlab.diarization.regions import merge_regions
+from speakerlab.diarization.local_speakers import (
+    FIELD_SAMPLES,
+    HOP_SAMPLES,
+    SPEAKERS_CL,
+)
+from speakerlab.diarization.regions import Turn, merge_regions
+from speakerlab.diarization.scoring import score
 from speakerlab.diarization.windows import cut_windows
+from speakerlab.inference.live_segmentation import LiveSegmentation
 from speakerlab.inference.live_speech import LiveSpeech
+from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.speech import find_speech
 from speakerlab.inference.stream import Stream
 
@@ -106,13 +114,13 @@ def test_infinite_latency_is_diarize(plain_model, sizes, tmp_path):
     cases = [
         (wave_S, None, {}),
         (wave_S, None, {"num_speakers": 2, "method": "ahc"}),
-        (wave_S, None, {"num_speakers": 3, "overlap": segmentation}),
+        (wave_S, None, {"num_speakers": 3, "segmentation": segmentation}),
         (float_S, 8000, {"num_speakers": 2}),
         (stereo_SC, 44100, {"num_speakers": 2, "channels": "mix"}),
     ]
     for wave, rate, options in cases:
-        expected = plain_model.diarize(wave, rate, recording="stream", **options)
         stream = plain_model.stream(rate, latency=math.inf, **options)
+        expected = plain_model.diarize(wave, rate, recording="stream", **options)
         turns = run(stream, wave, sizes)
         assert turns == list(expected)
         assert len(turns) > 2
@@ -141,11 +149,11 @@ def test_turns_come_in_time_and_stay(model):
             assert turns[: len(earlier)] == earlier
             # Nothing begins in the final time that was not there then.
             begun = [turn for turn in turns if turn.start < final_until - 1e-6]
-            assert len(begun) == len(earlier) + (current is not None)
-            if current is not None:
-                assert begun[-1][0] == current.start
-                assert begun[-1][2] == current.speaker
-                assert begun[-1][1] >= current.end
+            assert len(begun) == len(earlier) + len(current)
+            for turn, so_far in zip(begun[len(earlier) :], current, strict=True):
+                assert turn[0] == so_far.start
+                assert turn[2] == so_far.speaker
+                assert turn[1] >= so_far.end
 
         assert speakers_in(turns) == SPEAKERS
         regions = merge_regions(turn[:2] for turn in turns)
@@ -217,6 +225,125 @@ def test_regions_are_those_of_the_whole_recording(model):
     assert windows == pytest.approx(expected)
 
 
+class PitchRuntime:
+    """Segmentation network that hears the two voices of `argue`, in an order that changes."""
+
+    sha256 = "pitch"
+
+    def __init__(self) -> None:
+        self.num_windows = 0
+        time_S = np.arange(FIELD_SAMPLES) / RATE
+        wave_S2 = np.exp(2j * np.pi * PITCHES[[2, 5]] * time_S[:, None])
+        self._waves_S2 = wave_S2 * np.hanning(FIELD_SAMPLES)[:, None] / FIELD_SAMPLES
+
+    def log_prob(self, window_S: np.ndarray) -> np.ndarray:
+        self.num_windows += 1
+        frames = np.lib.stride_tricks.sliding_window_view(window_S, FIELD_SAMPLES)
+        strength_F2 = np.abs(frames[::HOP_SAMPLES] @ self._waves_S2)
+        active_F3 = np.zeros((len(strength_F2), 3), dtype=bool)
+        order = np.random.default_rng(self.num_windows).permutation(3)[:2]
+        active_F3[:, order] = strength_F2 > 0.005
+        is_class_FC = (active_F3[:, None] == SPEAKERS_CL.astype(bool)).all(axis=2)
+        return np.where(is_class_FC, 0.0, -20.0).astype(np.float32)
+
+
+def pitch_segmentation() -> Segmentation:
+    segmentation = Segmentation.__new__(Segmentation)
+    segmentation._runtime = PitchRuntime()
+    return segmentation
+
+
+ARGUMENT = [
+    Turn(1.0, 9.0, "A"),
+    Turn(8.0, 15.0, "B"),
+    Turn(16.0, 24.0, "A"),
+    Turn(19.0, 21.0, "B"),
+    Turn(25.0, 29.0, "B"),
+]
+
+
+def argue() -> np.ndarray:
+    """Two voices that interrupt each other, and steady noise as loud as they are."""
+    rng = np.random.default_rng(0)
+    wave_S = rng.normal(size=30 * RATE) * 1000
+    for start, end, speaker in ARGUMENT:
+        voice_S = make_wave(2 if speaker == "A" else 5, 0, end - start)
+        wave_S[round(start * RATE) : round(end * RATE)] += voice_S
+    return np.clip(wave_S, -32768, 32767).astype(np.int16)
+
+
+@pytest.mark.parametrize("latency", [1.0, 2.0, 5.0])
+def test_overlapping_turns_come_in_time_and_stay(model, latency):
+    """Only the segmentation model hears which part of the noise is speech."""
+    wave_S = argue()
+    stream = model.stream(latency=latency, segmentation=pitch_segmentation())
+    turns = []
+    seen = []
+    for start in range(0, len(wave_S), 1000):
+        assert stream.final_until >= start / RATE - latency
+        new_turns = stream.push(wave_S[start : start + 1000])
+        assert new_turns == sorted(new_turns)
+        assert all(start / RATE < turn.end + latency for turn in new_turns)
+        turns += new_turns
+        seen.append((stream.final_until, list(turns), stream.current))
+    turns += stream.finish()
+    assert sorted(turns) == list(stream.diarization)
+
+    for final_until, earlier, current in seen:
+        assert turns[: len(earlier)] == earlier
+        begun = [turn for turn in turns if turn.start < final_until - 1e-6]
+        rest = sorted(set(begun) - set(earlier))
+        for turn, so_far in zip(rest, current, strict=True):
+            assert (turn.start, turn.speaker) == (so_far.start, so_far.speaker)
+            assert turn.end >= so_far.end
+    errors = score(ARGUMENT, [Turn(*turn[:3]) for turn in turns])
+    assert errors.num_found == 2
+    # The second voice has no name before it was heard alone.
+    assert errors.der is not None
+    assert errors.der < (0.02 if latency == 5.0 else 0.1)
+    # The second interruption, when both voices are known.
+    inside = [turn.speaker for turn in turns if turn.start < 20.0 < turn.end]
+    assert len(set(inside)) == 2
+
+
+def test_with_a_segmentation_model_the_lengths_of_chunks_change_nothing(model):
+    wave_S = argue()
+    results = []
+    for sizes in ([160], [7001, 1, 0, 16000], [10**7]):
+        stream = model.stream(segmentation=pitch_segmentation())
+        run(stream, wave_S, sizes)
+        results.append(stream.diarization)
+    assert len(results[0]) > 4
+    assert same(results[0], results[1])
+    assert same(results[0], results[2])
+
+
+@pytest.mark.parametrize("rate", [RATE, 8000])
+def test_regions_of_the_segmentation_model_are_those_of_the_recording(rate):
+    """Of each window, which hears the last 10 s; a model of 8 kHz is resampled."""
+    wave_S = argue()[:: RATE // rate]
+    block = rate // 4
+    segmentation = pitch_segmentation()
+    runtime = segmentation._runtime
+    assert isinstance(runtime, PitchRuntime)
+    source = LiveSegmentation(
+        segmentation, sample_rate=rate, block_seconds=0.25, latency=2.0
+    )
+    closed = []
+    for start in range(0, len(wave_S), block):
+        closed += source.push(wave_S[start : start + block])
+        now = (start + block) / rate
+        source.forget(now - 2.0)
+        local = source.local(now - 2.0, now)
+        # Every half second; those that heard something of the last 2 s.
+        assert local is None or len(local.start_W) <= 5
+    assert runtime.num_windows == len(wave_S) // (2 * block)
+    closed += source.finish()
+    regions = {(region.start, region.end) for region in closed}
+    offline = segmentation.run(wave_S, sample_rate=rate).speech()
+    np.testing.assert_allclose(sorted(regions), offline, atol=0.05)
+
+
 def test_known_speakers_are_named_as_they_speak(model):
     axes = np.eye(16)
     model.speakers = {"Ann Lee": 0.995 * axes[3] + 0.1 * axes[4], "Bob": axes[5]}
@@ -268,22 +395,28 @@ def test_silence_and_noise_have_no_turns(model, caplog):
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_stream_does_not_grow(model):
-    """After ten minutes, which the levels are kept for; a turn takes 0.2 kB."""
-    talk_S = talk()
-    stream = model.stream()
+@pytest.mark.parametrize(
+    ("segmentation", "step"), [(None, 12), (pitch_segmentation(), 3)]
+)
+def test_the_memory_of_a_stream_does_not_grow(model, segmentation, step):
+    """After ten minutes, which the levels of energy are kept for; a turn takes 0.2 kB.
+
+    step: minutes from one measurement to the next; a segmentation model keeps no levels.
+    """
+    talk_S = talk() if segmentation is None else argue()
+    stream = model.stream(segmentation=segmentation)
     sizes = []
     num_turns = 0
     tracemalloc.start()
     try:
-        for minutes in range(12, 61, 12):
+        for minutes in range(step, 5 * step + 1, step):
             while stream.final_until < 60 * minutes:
                 num_turns += len(stream.push(talk_S))
             size, _ = tracemalloc.get_traced_memory()
             sizes.append(size)
     finally:
         tracemalloc.stop()
-    assert num_turns > 400
+    assert num_turns > 30 * step
     assert max(sizes[1:]) - sizes[0] < 200_000
 
 
@@ -294,6 +427,11 @@ def test_what_a_stream_refuses(model):
     # Resampling from so low a rate takes more than half a second.
     with refuses("latency", "1.0"):
         model.stream(2000, latency=1.0)
+    # A model in windows also waits for the next window.
+    with refuses("latency", "1.13", "segmentation model"):
+        model.stream(4000, latency=1.0, segmentation=pitch_segmentation())
+    with refuses("segmentation", "True"):
+        model.stream(segmentation=True)
     with refuses("num_speakers", "latency=math.inf"):
         model.stream(num_speakers=2)
     with refuses("threshold", "finite"):
