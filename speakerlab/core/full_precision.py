@@ -13,16 +13,14 @@ def autocast_off(x: Tensor) -> torch.autocast:  # noqa: TID251
     return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
 
 
-def in_float64(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return compute(x) computed in fp64, in fp32; on the CPU if the device of `x` has no fp64.
+def where_float64_exists(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return compute(x), computed on the CPU if the device of `x` has no fp64.
 
-    `compute` must take its constants from the dtype and the device of its input.
+    `compute` must take its constants from the device of its input.
     """
-    has_float64 = x.device.type not in WITHOUT_FLOAT64
-    place = x.device if has_float64 else torch.device("cpu")
-    # The device first: fp64 may not exist where `x` is.
-    wide = x.to(place).double()
-    return compute(wide).float().to(x.device)
+    if x.device.type not in WITHOUT_FLOAT64:
+        return compute(x)
+    return compute(x.to("cpu")).to(x.device)
 
 
 def widened(x: Tensor) -> Tensor:

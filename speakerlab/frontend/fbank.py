@@ -203,6 +203,9 @@ class Fbank(nn.Module):
         self.dither = dither
         self.preemphasis = preemphasis
         self.mean_norm = mean_norm
+        # Whether frames up to the FFT are in float64. The rounding of an FFT is relative to the
+        # loudest bin of a frame; what follows adds positive numbers, for which float32 is enough.
+        self.fft_in_float64 = False
 
         with real_constants():
             window_L = frame_window(window, length=self.frame_length)
@@ -339,11 +342,13 @@ class Fbank(nn.Module):
             num_frames,
             self.num_mel_bins,
         )
-        tile_rows = max(1, CPU_FRAMES // num_frames)
+        # In float64, a frame has twice as many bytes.
+        tile_frames = CPU_FRAMES // 2 if self.fft_in_float64 else CPU_FRAMES
+        tile_rows = max(1, tile_frames // num_frames)
         for row in range(0, num_rows, tile_rows):
             rows = slice(row, row + tile_rows)
-            for frame in range(0, num_frames, CPU_FRAMES):
-                frames = slice(frame, frame + CPU_FRAMES)
+            for frame in range(0, num_frames, tile_frames):
+                frames = slice(frame, frame + tile_frames)
                 tile_BTL = frames_BTL[rows, frames]
                 feats_BTF[rows, frames] = self._log_mel(tile_BTL)
         return feats_BTF
@@ -357,43 +362,51 @@ class Fbank(nn.Module):
         return mel_BTF.log_()
 
     def _constant(self, name: str, like: Tensor) -> Tensor:
-        """Return a buffer or, if `like` has another dtype, its float64 values in that dtype."""
+        """Return a buffer or, if `like` has another dtype or device, its float64 values there."""
         constant = self.get_buffer(name)
-        if constant.dtype == like.dtype:
+        if constant.dtype == like.dtype and constant.device == like.device:
             return constant
         return self.in_full_precision[name].to(like)
 
+    def _fft_type(self, frames: Tensor) -> torch.dtype:
+        """Return the dtype in which the FFT of some frames is computed."""
+        return torch.float64 if self.fft_in_float64 else frames.dtype
+
     def _log_mel(self, frames_BTL: Tensor) -> Tensor:
         """Return energies (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
-        window_L = self._constant("window_L", frames_BTL)
-        mel_KF = self._constant("mel_KF", frames_BTL)
-
         # In place, in the memory that the FFT needs: memory limits the speed, not arithmetic.
         num_rows, num_frames, _ = frames_BTL.shape
-        padded_BTN = frames_BTL.new_empty(num_rows, num_frames, self.num_fft)
+        padded_BTN = frames_BTL.new_empty(
+            num_rows,
+            num_frames,
+            self.num_fft,
+            dtype=self._fft_type(frames_BTL),
+        )
         padded_BTN[..., self.frame_length :] = 0
         inside_BTL = padded_BTN[..., : self.frame_length]
         inside_BTL.copy_(frames_BTL)
 
         if self.is_kaldi:
             # The first sample of a frame is its own predecessor.
-            mean_BT1 = frames_BTL.mean(2, keepdim=True)
+            mean_BT1 = inside_BTL.mean(2, keepdim=True)
             inside_BTL.sub_(mean_BT1)
             before_BTL = self.preemphasis * inside_BTL
             first_BT1 = inside_BTL[..., :1]
             others_BTL = inside_BTL[..., 1:]
             first_BT1.sub_(before_BTL[..., :1])
             others_BTL.sub_(before_BTL[..., :-1])
-        inside_BTL.mul_(window_L)
+        inside_BTL.mul_(self._constant("window_L", padded_BTN))
 
         spectrum_BTK = torch.fft.rfft(padded_BTN, n=self.num_fft)
-        squares_BTK2 = torch.view_as_real(spectrum_BTK).square_()
+        spectrum_BTK2 = torch.view_as_real(spectrum_BTK)
+        squares_BTK2 = spectrum_BTK2.to(frames_BTL.dtype).square_()
         real_BTK, imaginary_BTK = squares_BTK2.unbind(-1)
         power_BTK = real_BTK + imaginary_BTK
         if not self.is_kaldi:
             power_BTK.clamp_(TINY, 1 / TINY)
 
         # Most of mel_KF is zero: the bands skip most of the products with zeros.
+        mel_KF = self._constant("mel_KF", power_BTK)
         energies: list[Tensor] = []
         for bins, mels in self.bands:
             band_KF = mel_KF[bins, mels]
@@ -408,6 +421,8 @@ class Fbank(nn.Module):
         For GPUs and exported models. The exported models multiply by a matrix, because few runtimes
         have the FFT.
         """
+        dtype = frames_BTL.dtype
+        frames_BTL = frames_BTL.to(self._fft_type(frames_BTL))
         if self.is_kaldi:
             mean_BT1 = frames_BTL.mean(2, keepdim=True)
             frames_BTL = frames_BTL - mean_BT1
@@ -420,20 +435,20 @@ class Fbank(nn.Module):
 
         if torch.compiler.is_compiling():  # true while exporting, too
             dft_LC = self._constant("dft_LC", frames_BTL)
-            squares_BTC = (windowed_BTL @ dft_LC).square()
+            spectrum_BTC = windowed_BTL @ dft_LC
         else:
             spectrum_BTK = torch.fft.rfft(windowed_BTL, n=self.num_fft)
-            spectrum_BTK2 = torch.view_as_real(spectrum_BTK)
-            squares_BTC = spectrum_BTK2.flatten(2).square()
+            spectrum_BTC = torch.view_as_real(spectrum_BTK).flatten(2)
+        squares_BTC = spectrum_BTC.to(dtype).square()
 
         # Real and imaginary part have the same weight, so one product also adds their squares.
         if self.is_kaldi:
-            mel_CF = self._constant("mel_CF", frames_BTL)
+            mel_CF = self._constant("mel_CF", squares_BTC)
             return self._log(squares_BTC @ mel_CF)
 
         # tfmel limits their sum first.
         squares_BTK2 = squares_BTC.unflatten(2, (-1, 2))
         power_BTK = squares_BTK2.sum(3)
         power_BTK = power_BTK.clamp(TINY, 1 / TINY)
-        mel_KF = self._constant("mel_KF", frames_BTL)
+        mel_KF = self._constant("mel_KF", power_BTK)
         return self._log(power_BTK @ mel_KF)

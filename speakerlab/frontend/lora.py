@@ -63,8 +63,9 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output, without computing the adapted weight."""
         original = F.linear(x, self.original_weight, self.bias)
-        narrow = F.linear(x, self.lora_A)
-        return original + self.scale * F.linear(narrow, self.lora_B)
+        # Scaled where it is narrow.
+        narrow = self.scale * F.linear(x, self.lora_A)
+        return original + F.linear(narrow, self.lora_B)
 
     def merged(self) -> nn.Linear:
         """Return a plain layer with the adapted weight."""

@@ -220,6 +220,20 @@ def test_frames_over_the_ends_equal_kaldi(num_samples):
         fbank(wave_S[None, :79])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_fft_in_float64_makes_up_for_an_offset(at_once):
+    wave_BS = speech_like(48000, seed=4)[None] + 0.3
+    fbank = Fbank(scale=32768.0, mean_norm=False)
+    exact_BTF = energies(fbank, wave_BS.double(), at_once=at_once)
+    rough_BTF = energies(fbank, wave_BS, at_once=at_once)
+    assert (rough_BTF - exact_BTF).abs().max() > 1e-4
+
+    fbank.fft_in_float64 = True
+    ours_BTF = energies(fbank, wave_BS, at_once=at_once)
+    assert ours_BTF.dtype == torch.float32
+    assert (ours_BTF - exact_BTF).abs().max() < 1e-5
+
+
 def test_a_batch_equals_its_rows():
     fbank = Fbank()
     waves = [speech_like(20000, seed=seed) for seed in range(11)]

@@ -73,7 +73,7 @@ class Augmentation(nn.Module):
 class Augment(nn.Module):
     """All augmentations of a training run, applied in the order of the mapping.
 
-    Keep this module outside the module that DDP wraps: DDP would broadcast its banks.
+    DDP must not broadcast its large banks at the start: `Task` tells it to ignore these buffers.
     """
 
     def __init__(
