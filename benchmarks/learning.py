@@ -44,7 +44,7 @@ from facts import version
 from rows import Row
 
 from speakerlab.checkpoints import provenance
-from speakerlab.core.atomic import alone, write_json
+from speakerlab.core.atomic import locked, write_json
 from speakerlab.experiments.evaluate import score_untrained
 from speakerlab.experiments.trial_list import TrialList, read_trial_list
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
@@ -123,7 +123,7 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     name = "mini" if options.corpus is None else options.corpus.absolute().name
     folder = options.work.resolve() / name
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / ".lock"):
+    with locked(folder / ".lock"):
         sides = [our_side(options, folder)]
         sides += [peer_side(options, folder, root) for root in options.peers.values()]
         if options.method or options.teacher:

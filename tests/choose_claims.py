@@ -2,6 +2,7 @@
 
     python tests/choose_claims.py --pool DATA --models EXP EXP ... [--corpora 200]
     python tests/choose_claims.py --synthetic
+    python tests/choose_claims.py --counts
 
 `--pool`: a checked data directory of many speakers. The pool is the population: its EER, over all
 pairs, is the truth. A corpus has speakers that are drawn from it with replacement, so that it is an
@@ -13,7 +14,10 @@ embeddings, whose true EER is that of thousands of other speakers.
 Prints, for each number of speakers, the shares of 95 % intervals that hold the truth, of corpora
 with a wrong statement "better than", and the regret: the true EER of the recommended model minus
 that of the best. `--bootstrap` adds the intervals of the bootstrap over speakers.
-Letters: U utterances of a population, I of a corpus, N trials, D dimensions, M models.
+`--counts`: the least share in which an interval of a difference can hold the truth, if two equal
+models differ in the misses of few speakers (see `most_wrong`).
+Letters: U utterances of a population, I of a corpus, N trials, S speakers, D dimensions, M models,
+O outcomes of a test.
 """
 
 import argparse
@@ -23,17 +27,21 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.stats import binom, poisson
 
 from speakerlab.experiments import choosing
 from speakerlab.experiments.choosing import RECORDED, Candidate, TrialPairs
 from speakerlab.scoring.bootstrap import bootstrap
+from speakerlab.scoring.eer_intervals import LEVEL
 from speakerlab.scoring.metrics import eer
 
-SIZES = (10, 20, 40, 80)
+SIZES = (6, 10, 20, 40, 80)
 NOISES = (0.3, 0.6)  # lengths of the noise of copies, relative to the embeddings
 MAX_PER_SPEAKER = 5
 NAMED_FROM = 20
@@ -43,6 +51,11 @@ DIM = 16
 SPREADS = {"a": 0.70, "b": 0.72, "c": 0.80, "d": 0.80, "e": 1.10}
 TRUTH_SPEAKERS = 1500
 TRUTH_ROUNDS = 4
+# Of the test of two counts.
+SHOWN_MEANS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+MAX_MEAN = 12.0
+NUM_MEANS = 200
+MAX_COUNT = 20
 Interval = Sequence[float] | None
 
 
@@ -59,6 +72,12 @@ class Corpus:
     def scores(self, name: str) -> np.ndarray:
         emb_ID = self.emb[name]
         return (emb_ID @ emb_ID.T)[self.pairs.enrol_N, self.pairs.test_N]
+
+    def misses(self, name: str, threshold: float) -> np.ndarray:
+        """Return the number of target trials of each speaker at or below a threshold."""
+        is_missed_N = self.pairs.is_target_N & (self.scores(name) <= threshold)
+        num_speakers = 1 + int(self.pairs.enrol_speaker_N.max())
+        return np.bincount(self.pairs.enrol_speaker_N[is_missed_N], None, num_speakers)
 
 
 class Population(Protocol):
@@ -174,6 +193,8 @@ class Claims:
     regrets: list[float] = field(default_factory=list)
     regrets_of_chance: list[float] = field(default_factory=list)
     best_excluded: list[bool] = field(default_factory=list)
+    # Speakers of whom two models miss different numbers of target trials.
+    num_differing: list[int] = field(default_factory=list)
 
     def line(self) -> str:
         """Return the results as a row of a table."""
@@ -186,6 +207,7 @@ class Claims:
             share(self.decided),
             f"{100 * np.mean(self.regrets):.2f} ({100 * np.quantile(self.regrets, 0.95):.2f})",
             f"{100 * np.mean(self.regrets_of_chance):.2f}",
+            f"{np.mean(self.num_differing):.1f}",
         ]
         if self.bootstrapped:
             cells.append(coverage(self.bootstrapped))
@@ -195,7 +217,7 @@ class Claims:
 HEADER = (
     "| speakers | EER in interval % | difference in interval % | a wrong statement % |"
     " best model beaten % | pairs decided % | regret, mean (95th percentile) % |"
-    " regret of a random model % |"
+    " regret of a random model % | speakers with other misses, mean of pairs |"
 )
 
 
@@ -229,9 +251,13 @@ def test_claims(
     for seed in range(num_corpora):
         rng = np.random.default_rng([seed, num_speakers])
         corpus = population.draw(rng, num_speakers)
-        candidates = [
-            made_up(name, estimates) for name, estimates in corpus.estimates().items()
+        estimates = corpus.estimates()
+        candidates = [made_up(name, found) for name, found in estimates.items()]
+        misses = [
+            corpus.misses(name, found.threshold) for name, found in estimates.items()
         ]
+        for first_S, second_S in combinations(misses, 2):
+            claims.num_differing.append(np.count_nonzero(first_S != second_S))
         for candidate in candidates:
             interval = candidate.estimates[RECORDED].interval()
             held = claims.intervals.setdefault(candidate.name, [])
@@ -312,6 +338,37 @@ def test_numbers_of_speakers(
 test_numbers_of_speakers.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
+def most_wrong(mean: float) -> float:
+    """Return how often the best sound test finds a difference between two equal models.
+
+    Of n speakers with different misses, each model has more misses for x or n - x. In the simplest
+    case, n has a Poisson distribution, and each model is the better one for half of them. A test is
+    a set of pairs (n, x) in which it finds a difference; it is sound if it does so in at most 5 %
+    at every mean of n. Of all such sets, the one is found that does so most often at this mean.
+    """
+    outcomes = [(n, x) for n in range(MAX_COUNT + 1) for x in range(n // 2 + 1)]
+    n_O, x_O = np.array(outcomes).T
+    # Of x and of n - x, which are one outcome.
+    share_O = binom.pmf(x_O, n_O, 0.5) * np.where(2 * x_O < n_O, 2, 1)
+    means = np.linspace(0, MAX_MEAN, NUM_MEANS + 1)[1:, None]
+    result = milp(
+        -share_O * poisson.pmf(n_O, mean),
+        constraints=LinearConstraint(share_O * poisson.pmf(n_O, means), ub=LEVEL),
+        integrality=np.ones(len(n_O)),
+        bounds=Bounds(0, 1),
+    )
+    return -float(result.fun)
+
+
+def print_counts() -> None:
+    print(
+        "| speakers with other misses, mean | an interval holds the truth in at least % |"
+    )
+    print("|---|---|")
+    for mean in SHOWN_MEANS:
+        print(f"| {mean:g} | {100 * (1 - most_wrong(mean)):.1f} |", flush=True)
+
+
 def made_up(name: str, estimate: choosing.EerEstimate) -> Candidate:
     return Candidate(
         name=name,
@@ -347,21 +404,24 @@ def embed_pool(args: Namespace) -> Pool:
     from speakerlab.data.manifest import read_manifest
     from speakerlab.inference.workers import share_threads
 
-    options = Namespace(out=args.out, seconds=None, treatments=[], snrs=[], noise=None)
+    options = Namespace(out=args.out, seconds=None)
     emb: dict[str, np.ndarray] = {}
     speaker_U = np.zeros(0)
-    for model in choose.open_models(args.models, {}):
+    failed: dict[str, str] = {}
+    for model in choose.find_models(args.models, failed):
         manifest = read_manifest([args.pool], sample_rate=model.sample_rate)
         speaker_U = manifest.speaker_N
         tables = choose.embed_conditions(
             options,
-            model,
+            [],
             load_published(model.folder),
             manifest,
             num_threads=share_threads(1),
         )
         emb_UD = unit(tables[RECORDED])
         emb[model.name] = emb_UD
+    if failed:
+        raise ValueError(f"--models: {', '.join(failed)}: could not be opened")
     for number, (name, emb_UD) in enumerate(list(emb.items())):
         for noise in args.noise:
             rng = np.random.default_rng([number, round(1000 * noise)])
@@ -384,15 +444,23 @@ def main() -> None:
     parser.add_argument("--models", type=Path, nargs="+", default=[])
     parser.add_argument("--noise", type=float, nargs="*", default=list(NOISES))
     parser.add_argument("--synthetic", action="store_true")
+    parser.add_argument("--counts", action="store_true")
     parser.add_argument("--corpora", type=int, default=200)
     parser.add_argument("--speakers", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--bootstrap", action="store_true")
     parser.add_argument("--out", type=Path, help="folder of embeddings, kept")
     args = parser.parse_args()
+    if args.counts:
+        print_counts()
+    # Of the share of a single model; that of a mean over models is smaller.
+    error = 100 * math.sqrt(LEVEL * (1 - LEVEL) / args.corpora)
     with tempfile.TemporaryDirectory() as scratch:
         args.out = args.out or Path(scratch)
         for name, population in populations(args):
-            print(f"\n{name}, {args.corpora} corpora of each size; true EERs:")
+            print(
+                f"\n{name}, {args.corpora} corpora of each size (standard error of a"
+                f" coverage of 95 %: {error:.1f} %); true EERs:"
+            )
             for model, true_eer in population.truth.items():
                 print(f"  {100 * true_eer:6.2f} %  {model}")
             header = HEADER

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from speakerlab.core.registry import outside_part
+from speakerlab.core.registry import import_plugin
 from speakerlab.frontend.augment import Augmentation
 from speakerlab.losses.head import Head
 
@@ -32,7 +32,7 @@ def kind_of(part: Any) -> str:
     return "schedule" if first == "step" else "clustering"
 
 
-KIND = kind_of(outside_part(NAME)) if NAME else ""
+KIND = kind_of(import_plugin(NAME)) if NAME else ""
 
 
 def names_of(kind: str, registry: Iterable[str]) -> list[Any]:

@@ -20,7 +20,7 @@ torch=auto      # auto|cpu: PyTorch of a new environment; cpu: without CUDA, 1 G
 plugins=        # DIR: modules of parts that --set names module:Class
 
 rate=16000 # sample rate of all audio; --set frontend.sample_rate changes it
-inputs=()  # OPTION=PATH: paths of options that must exist
+inputs=()  # paths of options that must exist, as OPTION=PATH
 python=''  # the interpreter, once it is known
 current='' # number of the stage that runs
 child=''   # process of the command that runs

@@ -9,8 +9,8 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import HTTPException
@@ -24,6 +24,7 @@ from examples.service.settings import Settings
 # Health and metrics must be answered also when the service is full.
 UNLIMITED = ("/health", "/metrics")
 MAX_CLIENTS = 10_000
+UPLOADS_FULL = "the service is busy, too many uploads wait"
 IPV6_NETWORK_BITS = 64  # that a client usually has for itself
 
 
@@ -85,6 +86,7 @@ class Gate:
         )
         self.places = settings.concurrency + settings.queue
         self.num_inside = 0
+        self.num_bytes_inside = 0  # of their bodies, as far as they have come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(UNLIMITED):
@@ -97,16 +99,25 @@ class Gate:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        body = _Body(receive, self.settings, max_bytes)
-        if scope["method"] != "POST":
-            await self.app(scope, body.receive, send)
-            return
-        self.num_inside += 1
+        body = _Body(receive, self.settings, max_bytes, count=self._count_bytes)
+        is_post = scope["method"] == "POST"
+        self.num_inside += is_post
         try:
-            with IN_PROGRESS.track_inprogress():
+            with IN_PROGRESS.track_inprogress() if is_post else nullcontext():
                 await self.app(scope, body.receive, send)
         finally:
-            self.num_inside -= 1
+            self.num_inside -= is_post
+            self.num_bytes_inside -= body.num_bytes
+
+    def _count_bytes(self, num_bytes: int) -> None:
+        """Count a part of a body; raise HTTPException 503 if all bodies take too much space."""
+        self.num_bytes_inside += num_bytes
+        if self.num_bytes_inside > self.settings.max_waiting_bytes:
+            raise HTTPException(
+                status_code=503,
+                detail=UPLOADS_FULL,
+                headers={"Retry-After": "5", "Connection": "close"},
+            )
 
     def _refusal(self, scope: Scope, max_bytes: int) -> JSONResponse | None:
         """Return the answer to a request that is refused by its headers."""
@@ -115,8 +126,13 @@ class Gate:
             return _answer(429, "too many requests", retry_seconds=wait)
         for name, value in scope["headers"]:
             # The server has checked that the value is a number.
-            if name == b"content-length" and int(value) > max_bytes:
+            if name != b"content-length":
+                continue
+            num_bytes = int(value)
+            if num_bytes > max_bytes:
                 return _answer(413, _too_large(max_bytes))
+            if self.num_bytes_inside + num_bytes > self.settings.max_waiting_bytes:
+                return _answer(503, UPLOADS_FULL, retry_seconds=5)
         if scope["method"] == "POST" and self.num_inside >= self.places:
             return _answer(503, "the service is busy", retry_seconds=1)
         return None
@@ -125,11 +141,19 @@ class Gate:
 class _Body:
     """Body of a request, stopped while it is received if it is too large or too slow."""
 
-    def __init__(self, receive: Receive, settings: Settings, max_bytes: int) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        settings: Settings,
+        max_bytes: int,
+        *,
+        count: Callable[[int], None],
+    ) -> None:
         self._receive = receive
         self._settings = settings
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._count = count  # of the bytes of each part
+        self.num_bytes = 0
         self._begin = time.monotonic()
         self._is_complete = False
 
@@ -138,7 +162,7 @@ class _Body:
         if self._is_complete:
             return await self._receive()
         slow_seconds = self._settings.slow_seconds
-        allowed = slow_seconds + self._num_bytes / self._settings.min_bytes_per_second
+        allowed = slow_seconds + self.num_bytes / self._settings.min_bytes_per_second
         left = self._begin + allowed - time.monotonic()
         try:
             message = await asyncio.wait_for(self._receive(), max(left, 0))
@@ -149,9 +173,11 @@ class _Body:
                 f" {self._settings.min_bytes_per_second} bytes a second",
                 headers={"Connection": "close"},
             ) from None
-        self._num_bytes += len(message.get("body", b""))
+        part = message.get("body", b"")
+        self.num_bytes += len(part)
         self._is_complete = not message.get("more_body", False)
-        if self._num_bytes > self._max_bytes:
+        self._count(len(part))
+        if self.num_bytes > self._max_bytes:
             raise HTTPException(status_code=413, detail=_too_large(self._max_bytes))
         return message
 

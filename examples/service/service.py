@@ -110,16 +110,16 @@ class Service:
         speaker = Alias(uuid.uuid4().hex, name)
         named = [*audio, speaker]
         with explained(named), Warnings(named) as warnings:
-            model.enroll(speaker.name, audio)
-            doubts = self._doubts_about_match(audio)
+            unit_ND = model.enroll(speaker.name, audio)
+        doubts = self._doubts_about_match(audio, unit_ND)
         return model.speakers[speaker.name], warnings.lines + doubts
 
-    def _doubts_about_match(self, audio: Sequence[Recording]) -> list[str]:
-        """Return a doubt if two recordings may be of different speakers."""
+    def _doubts_about_match(
+        self, audio: Sequence[Recording], unit_ND: np.ndarray
+    ) -> list[str]:
+        """Return a doubt if two recordings, of embeddings unit_ND, may be of different speakers."""
         if self.model.calibration is None or len(audio) < 2:
             return []
-        emb_ND = self.model.embed_many(audio)
-        unit_ND = emb_ND / np.linalg.norm(emb_ND, axis=1, keepdims=True)
         score_NN = unit_ND @ unit_ND.T
         first, second = divmod(int(score_NN.argmin()), len(audio))
         lowest = float(score_NN[first, second])

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 PREFIX = "SERVE_"
 CONFIG_VARIABLE = "SERVE_CONFIG"  # path of the YAML file
@@ -34,6 +41,17 @@ def _check_addresses(text: str) -> str:
                 " 10.0.0.1,192.168.0.0/16"
             ) from None
     return text
+
+
+def _check_waiting(megabytes: float, settings: ValidationInfo) -> float:
+    """Refuse a bound that no upload of the largest size would fit in."""
+    for name in ("max_upload_mb", "max_job_upload_mb"):
+        # A setting that was refused is missing.
+        largest = settings.data.get(name, 0)
+        # The comparison is also false for nan.
+        if not megabytes >= largest:
+            raise ValueError(f"must be at least {name}, {largest:g}")
+    return megabytes
 
 
 class Settings(BaseModel):
@@ -65,6 +83,10 @@ class Settings(BaseModel):
     max_seconds: Seconds = 60  # of each recording
     max_job_upload_mb: Annotated[float, Field(gt=0, le=16384)] = 500
     max_job_seconds: Seconds = 4 * 3600
+    # Of all requests of a worker that wait or are being received, in its temporary files.
+    max_waiting_mb: Annotated[
+        float, Field(validate_default=True), AfterValidator(_check_waiting)
+    ] = 2000
     min_sample_rate: Annotated[int, Field(ge=2000)] = 8000  # Hz
     max_sample_rate: Annotated[int, Field(le=384_000)] = 96_000
     max_channels: Annotated[int, Field(ge=1, le=32)] = 8
@@ -79,7 +101,7 @@ class Settings(BaseModel):
     min_bytes_per_second: Count = 10_000
 
     # Requests that a worker computes at once, and those that wait or are being received. The time
-    # decides who gets 503; the number only bounds the disk that waiting uploads can take.
+    # decides who gets 503; the number only bounds the open requests.
     concurrency: Annotated[int, Field(ge=1, le=64)] = 2
     queue: Annotated[int, Field(ge=0)] = 200
     queue_seconds: Seconds = 30  # for a request to wait
@@ -99,6 +121,10 @@ class Settings(BaseModel):
     @property
     def max_job_upload_bytes(self) -> int:
         return int(self.max_job_upload_mb * 1e6)
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        return int(self.max_waiting_mb * 1e6)
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:

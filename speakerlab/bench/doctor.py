@@ -260,7 +260,8 @@ def experiment_folder(plan: Plan) -> Iterator[Line]:
             f"{folder}: not a folder; choose another --exp than {plan.exp}"
         )
     free = shutil.disk_usage(folder).free
-    # Three more than are kept: a checkpoint during writing, and the model.
+    # `keep_checkpoints` counts scheduled ones. Beside these there are the newest one, the best
+    # validated one, and one that is being written.
     num_checkpoints = plan.config.training.keep_checkpoints + 3
     need = num_checkpoints * checkpoint_bytes(plan)
     yield graded(

@@ -53,26 +53,44 @@ def profile_training(
         raise ValueError(f"{exp_dir}: already holds a training; choose another --exp")
     ranks = start_rank(config)
     with open_training(config, ranks, exp_dir=exp_dir) as training:
-        return _profile(training, ranks, num_steps, trace)
+        plain_seconds, profiler = _run_steps(training, ranks, num_steps)
+        averages = profiler.key_averages()
+        # A step is as slow as the slowest rank, so the tables compare all ranks.
+        regions = ranks.gather_objects(region_seconds(averages, num_steps))
+        waits = waits_per_step(averages, num_steps)
+        lines = [
+            f"{config.model.name} on {ranks.device},"
+            f" {training.trainer.task.precision.name}, {training.trainer.plan};"
+            f" {count_of(num_steps, 'step')}",
+        ]
+        lines += region_lines(regions)
+        lines.append("")
+        lines.append(operator_table(averages, on_gpu=ranks.device.type == "cuda"))
+        rate = training.trainer.plan.global_batch / plain_seconds
+        lines.append(
+            f"without the profiler: {1e3 * plain_seconds:.1f} ms a step,"
+            f" {rate:.1f} crops/s"
+        )
+        for call, count in waits.items():
+            lines.append(f"waits for the GPU: {call}, {count:.2f} a step")
+        if trace is not None:
+            lines += _write_traces(profiler, trace, ranks)
+        return Profile(lines if ranks.is_first else [], regions, waits)
 
 
-def _profile(
-    training: Training,
-    ranks: Ranks,
-    num_steps: int,
-    trace: Path | None,
-) -> Profile:
-    """Run the steps: warm-up, timed steps, profiled steps."""
+def _run_steps(
+    training: Training, ranks: Ranks, num_steps: int
+) -> tuple[float, profile]:
+    """Warm up, time steps, profile steps; return the seconds of a timed step, and the profile."""
     trainer = training.trainer
     device = ranks.device
-    on_gpu = device.type == "cuda"
 
     def step() -> None:
         with record_function(STEP):
             trainer.take_step()
 
     activities = [ProfilerActivity.CPU]
-    if on_gpu:
+    if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     trainer.open()
     with closing(trainer):
@@ -81,33 +99,16 @@ def _profile(
         plain_seconds = seconds_of(step, device, calls=num_steps)
         with profile(activities=activities, acc_events=True) as profiler:
             seconds_of(step, device, calls=num_steps)
+    return plain_seconds, profiler
 
-    averages = profiler.key_averages()
-    # A step is as slow as the slowest rank, so the tables compare all ranks.
-    regions = ranks.gather_objects(region_seconds(averages, num_steps))
-    waits = waits_per_step(averages, num_steps)
-    name = training.config.model.name
-    precision = trainer.task.precision.name
-    lines = [
-        f"{name} on {device}, {precision}, {trainer.plan};"
-        f" {count_of(num_steps, 'step')}",
-    ]
-    lines += region_lines(regions)
-    lines.append("")
-    lines.append(operator_table(averages, on_gpu=on_gpu))
-    rate = trainer.plan.global_batch / plain_seconds
-    lines.append(
-        f"without the profiler: {1e3 * plain_seconds:.1f} ms a step, {rate:.1f} crops/s"
-    )
-    for call, count in waits.items():
-        lines.append(f"waits for the GPU: {call}, {count:.2f} a step")
-    if trace is not None:
-        paths = trace_paths(trace, world_size=ranks.world_size)
-        path = paths[ranks.rank]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(path))
-        lines += [f"{path}: a trace for https://ui.perfetto.dev" for path in paths]
-    return Profile(lines if ranks.is_first else [], regions, waits)
+
+def _write_traces(profiler: profile, trace: Path, ranks: Ranks) -> list[str]:
+    """Write the trace of this rank; return a line for that of each rank."""
+    paths = trace_paths(trace, world_size=ranks.world_size)
+    path = paths[ranks.rank]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    return [f"{path}: a trace for https://ui.perfetto.dev" for path in paths]
 
 
 def waits_per_step(averages: Any, num_steps: int) -> dict[str, float]:
@@ -135,10 +136,10 @@ def region_lines(regions: Sequence[Mapping[str, float]]) -> Iterator[str]:
     """Yield a header, and a line for each part of a step of the first rank."""
     first_rank = regions[0]
     has_others = len(regions) > 1
-    heads = ["ms a step", "share"]
+    headings = ["ms a step", "share"]
     if has_others:
-        heads.append("slowest rank")
-    yield _table_line("", heads)
+        headings.append("slowest rank")
+    yield _table_line("", headings)
 
     for name, seconds in first_rank.items():
         cells = [f"{1e3 * seconds:.2f}", f"{seconds / first_rank[STEP]:.1%}"]
@@ -160,7 +161,6 @@ def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
 
     On a GPU, the time of a part is the longer of its times on the device and on the host.
     """
-    # A part may have overlapping events on the host and on the device: take the longer.
     seconds_of_part: dict[str, float] = {}
     for event in averages:
         part = event.key

@@ -39,10 +39,10 @@ def open_training(
     exp_dir: Path | None = None,
     has_data: bool = True,
 ) -> Iterator[Training]:
-    """Yield an endless training without validation, checkpoints and frozen epochs.
+    """Yield an endless training without validation, checkpoints or frozen epochs.
 
-    exp_dir: its folder (None: a temporary folder). has_data: whether the configuration names
-    data; else the training uses a synthetic corpus.
+    exp_dir: folder of the training (None: a temporary folder). has_data: whether the configuration
+    names data; else the training uses a synthetic corpus.
     """
     # All ranks use the folder created by the first rank.
     folder = exp_dir

@@ -25,8 +25,8 @@ from speakerlab.checkpoints.model_files import (
 )
 from speakerlab.core import done
 from speakerlab.core.atomic import (
-    alone,
     check_writable,
+    locked,
     replacing_folder,
     write_text,
 )
@@ -110,7 +110,7 @@ def learn_calibration(args: Namespace) -> None:
             f"{labels}: does not exist; calibration needs speaker labels"
         )
     folder = open_model(args.model, args.out, CALIBRATION, force=args.force)
-    with alone(folder / CALIBRATION_LOCK):
+    with locked(folder / CALIBRATION_LOCK):
         # Another command may have stored a calibration since.
         open_model(args.model, args.out, CALIBRATION, force=args.force)
         store_calibration(args, folder)
@@ -197,7 +197,7 @@ def learn_tuning(args: Namespace) -> None:
     paths = read_table(args.data / "wav.scp")
 
     folder = open_model(args.model, args.out, TUNING, force=args.force)
-    with alone(folder / TUNING_LOCK):
+    with locked(folder / TUNING_LOCK):
         # Another command may have stored a clustering since.
         open_model(args.model, args.out, TUNING, force=args.force)
         store_tuning(
@@ -334,7 +334,7 @@ def copy_model(source: Path, exp_dir: Path) -> None:
         exp_dir.mkdir(parents=True, exist_ok=True)
         # Two commands may copy it at the same time, for verification and for diarization: the
         # second copy would replace what the first command has stored in its own.
-        with alone(exp_dir / COPY_LOCK):
+        with locked(exp_dir / COPY_LOCK):
             if not target.exists():
                 config = read_text(source / "config.yaml")
                 write_text(exp_dir / "config.yaml", config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.core import process
-from speakerlab.core.registry import outside_part
+from speakerlab.core.registry import import_plugin
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "SPEAKERLAB_PART"  # read by tests/outside.py
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     from speakerlab.config.layers import merge_layers
 
-    outside_part(args.part)  # raises ValueError if it cannot be imported
+    import_plugin(args.part)  # raises ValueError if it cannot be imported
     settings, _ = merge_layers([], args.set)
     os.environ[VARIABLE] = json.dumps([args.part, settings])
     # Parametrized tests have the part as the parameter "outside".

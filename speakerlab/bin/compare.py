@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
 # Name in the output -> name in the replicates.
 METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
 P_TARGETS = (0.01,)
+NOT_SIGNIFICANT = "no significant difference"
 
 
 @dataclass(frozen=True)
 class Difference:
     """Metric of a system minus that of the first one on the same list."""
 
+    trials: str
+    system: str
     key: str  # of the metric
     change: float
     ci95: Sequence[float] | None
@@ -43,29 +46,36 @@ def main(arguments: Sequence[str]) -> None:
     systems = read_systems(args.systems, num_lists=len(args.trials), short_names=False)
     lists = read_lists(args.trials, systems, short_names=False)
     scored_of_lists: list[list[Scored]] = []
+    differences: list[Difference] = []
     for trial_list, results in zip(lists, score_systems(systems, lists, P_TARGETS)):
-        scored_of_lists.append(require_scores(trial_list, systems, results))
-    # Of each list, one entry for each system.
-    differences = correct([compare_with_first(scored) for scored in scored_of_lists])
-    for scored, of_list in zip(scored_of_lists, differences):
+        scored = require_scores(trial_list, systems, results)
+        scored_of_lists.append(scored)
+        differences += compare_with_first(scored)
+    differences = correct(differences)
+
+    for scored in scored_of_lists:
+        first = scored[0]
         if len(lists) > 1 and not args.json:
-            sys.stdout.write(f"{scored[0].trial_list.name}\n")
-        for result, of_system in zip(scored, of_list):
+            sys.stdout.write(f"{first.trial_list.name}\n")
+        for result in scored:
+            differences_of_system = select(
+                differences, trials=first.trial_list.name, system=result.system.name
+            )
             if args.json:
-                sys.stdout.write(
-                    json_line(json_row(args, result, scored[0], of_system))
-                )
+                row = json_row(args, result, first, differences_of_system)
+                sys.stdout.write(json_line(row))
             else:
-                print_system(args, result, scored[0], of_system)
+                print_system(args, result, first, differences_of_system)
+    if args.json:
+        return
     num_comparisons = len(lists) * (len(systems) - 1)
-    if num_comparisons > 1 and not args.json:
+    if num_comparisons > 1:
         sys.stdout.write(
             f"corrected: by Holm's method, for {num_comparisons} comparisons of each"
             " metric\n"
         )
-    if not args.json:
-        for line in conclusions(scored_of_lists, differences):
-            sys.stdout.write(f"{line}\n")
+    for line in conclusions(scored_of_lists, differences):
+        sys.stdout.write(f"{line}\n")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -80,76 +90,91 @@ def parse(arguments: Sequence[str]) -> Namespace:
     return options.parse_args(arguments)
 
 
-def compare_with_first(scored: "Sequence[Scored]") -> list[list[Difference]]:
-    """Return the differences of each system from the first; [] for the first itself."""
+def compare_with_first(scored: "Sequence[Scored]") -> list[Difference]:
+    """Return the differences of all other systems on a list from the first."""
     first, *others = scored
-    differences: list[list[Difference]] = [[]]
+    differences: list[Difference] = []
     for result in others:
         # All systems have the same trials and the same bootstrap replicates, so the differences
         # are paired.
-        of_system: list[Difference] = []
         for key in METRICS.values():
             ci95, p_value = result.replicates.paired(first.replicates, key)
-            change = result.metric(key) - first.metric(key)
-            of_system.append(Difference(key, change, ci95, p_value))
-        differences.append(of_system)
+            difference = Difference(
+                trials=result.trial_list.name,
+                system=result.system.name,
+                key=key,
+                change=result.metric(key) - first.metric(key),
+                ci95=ci95,
+                p_value=p_value,
+            )
+            differences.append(difference)
     return differences
 
 
-def correct(
-    differences: Sequence[Sequence[Sequence[Difference]]],
-) -> list[list[list[Difference]]]:
+def select(
+    differences: Iterable[Difference],
+    *,
+    system: str,
+    trials: str | None = None,
+    key: str | None = None,
+) -> list[Difference]:
+    """Return the differences of a system; None: on all lists, of all metrics."""
+    selected: list[Difference] = []
+    for difference in differences:
+        is_on_list = trials in (None, difference.trials)
+        is_of_metric = key in (None, difference.key)
+        if difference.system == system and is_on_list and is_of_metric:
+            selected.append(difference)
+    return selected
+
+
+def correct(differences: Sequence[Difference]) -> list[Difference]:
     """Fill in the corrected p-values, of each metric for all its comparisons."""
     from speakerlab.experiments.run_table import holm
 
-    corrected_of: dict[int, Difference] = {}
-    for key in METRICS.values():
-        tested = [
-            difference
-            for of_list in differences
-            for of_system in of_list
-            for difference in of_system
-            if difference.key == key and difference.p_value is not None
-        ]
-        p_values = [d.p_value for d in tested if d.p_value is not None]
-        for difference, corrected_p in zip(tested, holm(p_values)):
-            corrected_of[id(difference)] = replace(
+    p_values_of: dict[str, list[float]] = {}  # of the comparisons that were tested
+    for difference in differences:
+        if difference.p_value is not None:
+            p_values_of.setdefault(difference.key, []).append(difference.p_value)
+    corrected_of = {key: iter(holm(p_values)) for key, p_values in p_values_of.items()}
+
+    corrected: list[Difference] = []
+    for difference in differences:
+        if difference.p_value is not None:
+            key = difference.key
+            difference = replace(
                 difference,
-                corrected_p=corrected_p,
-                num_comparisons=len(tested),
+                corrected_p=next(corrected_of[key]),
+                num_comparisons=len(p_values_of[key]),
             )
-    return [
-        [
-            [corrected_of.get(id(difference), difference) for difference in of_system]
-            for of_system in of_list
-        ]
-        for of_list in differences
-    ]
+        corrected.append(difference)
+    return corrected
 
 
 def conclusions(
     scored_of_lists: "Sequence[Sequence[Scored]]",
-    differences: Sequence[Sequence[Sequence[Difference]]],
+    differences: Sequence[Difference],
 ) -> list[str]:
     """Return what is significant for each system and metric, over all lists."""
     from speakerlab.experiments.run_table import LEVEL, least_p
 
     lists = [scored[0].trial_list.name for scored in scored_of_lists]
-    first, *others = [result.system.name for result in scored_of_lists[0]]
-    num_comparisons = len(lists) * len(others)
-    level = f"level {LEVEL:g}{', corrected' if num_comparisons > 1 else ''}"
+    first, *compared = [result.system.name for result in scored_of_lists[0]]
+    num_comparisons = len(lists) * len(compared)
+    level = f"level {LEVEL:g}"
+    if num_comparisons > 1:
+        level += ", corrected"
     lines: list[str] = []
-    for place, name in enumerate(others, start=1):
-        for number, metric in enumerate(METRICS):
-            of_lists = [of_list[place][number] for of_list in differences]
-            verdict = _verdict(lists, of_lists, LEVEL)
+    for name in compared:
+        for metric, key in METRICS.items():
+            verdict = _verdict(select(differences, system=name, key=key), LEVEL)
             lines.append(f"{metric} of {name} against {first}: {verdict} ({level})")
 
     for trials, scored in zip(lists, scored_of_lists):
         replicates = scored[0].replicates
         least = least_p(replicates)
         # Without a p-value, the verdict has the list.
-        if others and least is not None and least * num_comparisons >= LEVEL:
+        if compared and least is not None and least * num_comparisons >= LEVEL:
             lines.append(
                 f"{trials}: with {replicates.num_speakers} speakers, a p-value is at least"
                 f" {least:.2g} before the correction; this list can hardly show a"
@@ -158,26 +183,33 @@ def conclusions(
     return lines
 
 
-def _verdict(lists: Sequence[str], of_lists: Sequence[Difference], level: float) -> str:
-    """Return on which lists a system is significantly better or worse."""
-    none = "no significant difference"
-    found: dict[str, list[str]] = {}
-    for trials, difference in zip(lists, of_lists):
+def _verdict(differences: Sequence[Difference], level: float) -> str:
+    """Return on which lists a system is significantly better or worse, by one metric."""
+    lists_of: dict[str, list[str]] = {}  # outcome -> the lists with it
+    for difference in differences:
         if difference.corrected_p is None:
-            finding = "not tested (fewer than five speakers)"
+            outcome = "not tested (fewer than five speakers)"
         elif difference.corrected_p >= level:
-            finding = none
+            outcome = NOT_SIGNIFICANT
+        elif difference.change < 0:
+            outcome = "significantly lower"
         else:
-            finding = f"significantly {'lower' if difference.change < 0 else 'higher'}"
-        found.setdefault(finding, []).append(trials)
-    if len(found) > 1:
-        return ", ".join(f"{text} on {' and '.join(on)}" for text, on in found.items())
-    (finding,) = found
+            outcome = "significantly higher"
+        lists_of.setdefault(outcome, []).append(difference.trials)
+    if len(lists_of) > 1:
+        texts: list[str] = []
+        for outcome, lists in lists_of.items():
+            texts.append(f"{outcome} on {' and '.join(lists)}")
+        return ", ".join(texts)
+
+    # The outcome is the same on all lists.
+    ((outcome, lists),) = lists_of.items()
     if len(lists) == 1:
-        return finding
-    if finding == none:
-        return f"{none} on any list"
-    return f"{finding} on {'both' if len(lists) == 2 else f'all {len(lists)}'} lists"
+        return outcome
+    if outcome == NOT_SIGNIFICANT:
+        return f"{outcome} on any list"
+    all_lists = "both" if len(lists) == 2 else f"all {len(lists)}"
+    return f"{outcome} on {all_lists} lists"
 
 
 def print_system(

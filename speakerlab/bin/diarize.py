@@ -196,7 +196,7 @@ def diarize_all(
                 min_speakers=args.min_speakers,
                 max_speakers=args.max_speakers,
                 vad=args.vad,
-                overlap=segmentation,
+                segmentation=segmentation,
                 regions=source.regions,
                 method=method,
                 known=args.known is not None,
@@ -449,7 +449,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     )
     options.add("--vad energy|silero|FILE|DIR", vad)
     segmentation = (
-        "model folder or experiment of the task segmentation, or"
+        "model folder, experiment or hf:owner/name of the task segmentation, or"
         " pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
     )
     options.add("--segmentation MODEL", segmentation)

@@ -401,24 +401,33 @@ def name_files(paths: Sequence[Path]) -> list[str]:
         common = os.path.commonpath(folders)
         names = [path.relative_to(common) for path in full_paths]
 
-    forms: list[list[str]] = []
+    forms_of_names: list[list[str]] = []
     for name in names:
+        without_ending = make_id(name.with_suffix(""))
         with_ending = make_id(name)
         with_escapes = make_id(name, escapes_blanks=True)
-        forms.append([make_id(name.with_suffix("")), with_ending, with_escapes])
-    # The form of each id. A longer form may be equal to another id, hence the loop.
-    form_N = [0] * len(names)
+        forms_of_names.append([without_ending, with_ending, with_escapes])
+    return make_distinct(forms_of_names)
+
+
+def make_distinct(forms_of_names: Sequence[Sequence[str]]) -> list[str]:
+    """Return a form of each name: the first that no other name has, or the last.
+
+    forms_of_names: the forms of each name, shortest first.
+    """
+    chosen = [0] * len(forms_of_names)  # the number of each form
+    # A longer form may be equal to the form of another name, hence the loop.
     while True:
-        ids = [forms[row][form] for row, form in enumerate(form_N)]
-        count_of = Counter(ids)
-        equal: list[int] = []
-        for row, name in enumerate(ids):
-            if count_of[name] > 1 and form_N[row] < len(forms[row]) - 1:
-                equal.append(row)
-        if not equal:
+        ids = [forms[number] for forms, number in zip(forms_of_names, chosen)]
+        counts = Counter(ids)
+        is_done = True
+        for row, forms in enumerate(forms_of_names):
+            has_longer_form = chosen[row] < len(forms) - 1
+            if counts[ids[row]] > 1 and has_longer_form:
+                chosen[row] += 1
+                is_done = False
+        if is_done:
             return ids
-        for row in equal:
-            form_N[row] += 1
 
 
 def make_id(name: Path, *, escapes_blanks: bool = False) -> str:

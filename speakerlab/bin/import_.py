@@ -28,16 +28,17 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint = args.checkpoint
     about: dict[str, str] = {}
     if is_published(checkpoint):
-        other = None
+        # A repository of huggingface.co may have a checkpoint of another toolkit.
+        fetched = None
         if not str(checkpoint).startswith(PREFIX):
-            other = fetch_checkpoint(str(checkpoint))
-        if other is None:
+            fetched = fetch_checkpoint(str(checkpoint))
+        if fetched is None:
             refuse_options_of_files(args)
             folder = import_from_hub(checkpoint, args.out, force=args.force)
             sys.stdout.write(f"{folder}\n")
             return
-        about = {"hub": origin_of(other) or "", "page": page_of(str(checkpoint))}
-        checkpoint = other
+        about = {"hub": origin_of(fetched) or "", "page": page_of(str(checkpoint))}
+        checkpoint = fetched
         require_out(args)
 
     # The import loads torch, which `--help` does not need.

@@ -156,11 +156,11 @@ def read_scored(args: Namespace) -> "list[Scored]":
             for trial_list in lists
             if all(trial_list.key in system.rows for system in systems)
         ]
-    if len(lists) != 1:
-        if not lists:
-            raise ValueError(
-                "--trials: the systems have no list in common; score them on the same list"
-            )
+    if not lists:
+        raise ValueError(
+            "--trials: the systems have no list in common; score them on the same list"
+        )
+    if len(lists) > 1:
         keys = " and ".join(f"'{trial_list.key}'" for trial_list in lists)
         raise ValueError(
             f"--trials: a figure has one list, the results have {keys}; choose one, as"

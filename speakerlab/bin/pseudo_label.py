@@ -15,7 +15,7 @@ from speakerlab.checkpoints.model_files import read_settings
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.counting import count_of
 from speakerlab.core.process import available_cpus
-from speakerlab.data.columns import keep_rate
+from speakerlab.data.columns import copy_rate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import relabel_data_dir
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     for row in kept_rows.tolist():
         speakers[table.ids[row]] = f"{digest[:8]}-{cluster_N[row]:05d}"
     relabel_data_dir(args.data, args.out, speakers)
-    keep_rate(args.data, args.out)
+    copy_rate(args.data, args.out)
 
     # True labels are only used to measure the quality of the clusters.
     labels = args.data / "utt2spk"

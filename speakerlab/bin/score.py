@@ -322,20 +322,20 @@ def check_far(args: Namespace) -> None:
     if args.far is None:
         return
     calibration = model_files.read_calibration(model_files.find_model(args.exp))
-    reason = None
     if calibration is None:
         reason = "the model has no calibration"
     elif args.enrol_exp is not None:
         reason = "the calibration is of scores of one model"
     elif "cosine" not in args.backend:
         reason = "the calibration is of the back end cosine"
-    if calibration is None or reason is not None:
-        raise ValueError(
-            f"--far: {reason}; give --threshold SCORE, or use `speakerlab compare --far`"
-            " for the list's own threshold"
-        )
-    # An error if the calibration has no threshold for this rate.
-    calibration.threshold_at(args.far)
+    else:
+        # Raises ValueError if the calibration has no threshold for this rate.
+        calibration.threshold_at(args.far)
+        return
+    raise ValueError(
+        f"--far: {reason}; give --threshold SCORE, or use `speakerlab compare --far`"
+        " for the list's own threshold"
+    )
 
 
 def print_tables(rows: Sequence[results.Row], treatments: Sequence[Treatment]) -> None:

@@ -481,6 +481,26 @@ def check_inputs(args: Namespace, config: "Config") -> int:
     return num_gpus
 
 
+def check_other_folders(config: "Config") -> None:
+    """Raise FileNotFoundError if training data outside `data.dir` are missing.
+
+    Those in `data.dir` may be prepared after the check.
+    """
+    from speakerlab.data.tables import is_address
+
+    data_dir = Path(config.data.dir).absolute()
+    for corpus in config.data.corpora:
+        if is_address(corpus.dir):
+            continue
+        folder = Path(os.path.normpath(data_dir / corpus.dir))
+        is_prepared_here = folder.is_relative_to(data_dir)
+        if not is_prepared_here and not (folder / "wav.scp").exists():
+            raise FileNotFoundError(
+                f"data.train: no data directory {folder}, which has a wav.scp; prepare"
+                " it first, or correct the path"
+            )
+
+
 def report_needs(args: Namespace) -> None:
     """Print the device, and whether the training uses noise and RIRs."""
     from speakerlab.experiments.corpus import PROBABILITIES
@@ -488,6 +508,7 @@ def report_needs(args: Namespace) -> None:
     from speakerlab.training.devices import describe_device
 
     config = read_config(args)
+    check_other_folders(config)
     num_gpus = check_inputs(args, config)
     check_shared_memory(config, local_ranks=args.nproc, gpus=num_gpus)
     device = describe_device(config.runtime.device, num_gpus, num_ranks=args.nproc)

@@ -99,8 +99,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 def verify_trials(args: Namespace, model: SpeakerModel) -> None:
     """Print the score of each trial of a list, with the decision if one is asked for.
 
-    Trials of recordings that cannot be read are left out; with --json, they have a line with the
-    error. The exit code is then 1.
+    If recordings cannot be read, the exit code is 1.
     """
     check_far(args, model)
     trials = read_pairs(args.trials)
@@ -110,23 +109,43 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
         files = read_recordings(args.wav_scp)
         trials.check_known(files, where=str(args.trials))
     # Each recording is embedded once, even if it is in many trials.
-    ids = list(trials.ids)
-    paths = [as_path(files[name]) for name in ids]
+    path_of = {name: as_path(files[name]) for name in trials.ids}
+    if not args.json and args.threshold is None and args.far is None:
+        error_of = score_trials(args, model, trials, path_of)
+    else:
+        error_of = decide_trials(args, model, trials, path_of)
+    leave_if_any(error_of, args, len(path_of))
 
-    is_plain = not args.json and args.threshold is None and args.far is None
-    if is_plain:
-        results = model.embed_each(paths, progress=True, channels=args.channel)
-        emb_of, error_of = sort_results(results, ids)
-        print_scores(keep_trials(trials, emb_of), emb_of)
-        leave_if_any(error_of, args, len(ids))
-        return
 
+def score_trials(
+    args: Namespace, model: SpeakerModel, trials: Trials, path_of: Mapping[str, Path]
+) -> dict[str, str]:
+    """Print the scores without decisions; return id -> error of what cannot be read.
+
+    Trials of such recordings are left out.
+    """
+    paths = list(path_of.values())
+    results = model.embed_each(paths, progress=True, channels=args.channel)
+    emb_of, error_of = sort_results(results, list(path_of))
+    print_scores(keep_trials(trials, emb_of), emb_of)
+    return error_of
+
+
+def decide_trials(
+    args: Namespace, model: SpeakerModel, trials: Trials, path_of: Mapping[str, Path]
+) -> dict[str, str]:
+    """Print the scores, decisions and speech of trials; return id -> error of what is unreadable.
+
+    Trials of such recordings are left out; with --json, they have a line with the error.
+    """
     seconds_of: dict[Path, float] = {}
     warnings_of: dict[Path, list[str]] = {}
 
     # The speech is measured where the recording is read, in a thread beside the embedding.
     def read(path: Path) -> np.ndarray:
-        with collect_warnings() as warnings_of[path]:
+        with collect_warnings() as warnings:
+            # The list is filled in this block, and kept if an error ends it.
+            warnings_of[path] = warnings
             wave_S = read_wave(
                 path,
                 sample_rate=model.sample_rate,
@@ -139,10 +158,9 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
             )
         return wave_S
 
-    sources = [partial(read, path) for path in paths]
+    sources = [partial(read, path) for path in path_of.values()]
     results = model.embed_each(sources, progress=True, check_levels=False)
-    emb_of, error_of = sort_results(results, ids)
-    path_of = dict(zip(ids, paths))
+    emb_of, error_of = sort_results(results, list(path_of))
     for enrol, test in zip(trials.enrol_N, trials.test_N):
         names = (trials.enrol_ids[enrol], trials.test_ids[test])
         errors = [error_of[name] for name in names if name in error_of]
@@ -152,18 +170,17 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
                 text = "; ".join(dict.fromkeys(errors))
                 sys.stdout.write(error_line(*names, text))
             continue
-        emb_a_D, emb_b_D = (emb_of[name] for name in names)
         result = model.compare(
-            emb_a_D,
-            emb_b_D,
+            emb_of[names[0]],
+            emb_of[names[1]],
             far=args.far,
             threshold=args.threshold,
         )
-        pair = [path_of[name] for name in names]
-        seconds = (seconds_of[pair[0]], seconds_of[pair[1]])
+        first, second = (path_of[name] for name in names)
+        seconds = (seconds_of[first], seconds_of[second])
         result = result.with_speech(seconds)
         if args.json:
-            warnings = [text for path in pair for text in warnings_of[path]]
+            warnings = [*warnings_of[first], *warnings_of[second]]
             sys.stdout.write(to_json(result, *names, warnings))
         else:
             decision = "none"
@@ -172,7 +189,7 @@ def verify_trials(args: Namespace, model: SpeakerModel) -> None:
             columns = [columns_of(*names), f"{result.score:.6f}", decision]
             columns += [f"{speech:.2f}" for speech in seconds]
             sys.stdout.write(f"{' '.join(columns)}\n")
-    leave_if_any(error_of, args, len(ids))
+    return error_of
 
 
 def check_far(args: Namespace, model: SpeakerModel) -> None:

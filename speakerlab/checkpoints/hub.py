@@ -41,7 +41,7 @@ from speakerlab.checkpoints.model_files import (
     weights_in,
 )
 from speakerlab.core import huggingface
-from speakerlab.core.atomic import alone, file_sha256, write_json
+from speakerlab.core.atomic import file_sha256, locked, write_json
 from speakerlab.core.reading import keys, read_json
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def fetch(name: str) -> Path:
     if not _is_cached(folder, pinned):
         cache.mkdir(parents=True, exist_ok=True)
         # Every rank of a training asks for its model; the first downloads it for all.
-        with alone(cache / ".lock"):
+        with locked(cache / ".lock"):
             if not _is_cached(folder, pinned):
                 _import(name, cache, pinned)
     return folder

@@ -500,13 +500,14 @@ def _lr_scale(name: str, config: Config, task: nn.Module) -> float:
     assert isinstance(frontend, PretrainedFrontEnd)
     num_layers = len(frontend.layers)
     layers_name = f"{encoder_name}{frontend.family.layers}."
-    layers_above = num_layers
     norm_name = f"{encoder_name}{frontend.final_norm}."
-    if frontend.final_norm and name.startswith(norm_name):
-        layers_above = 0  # as the layer whose output it normalises
     if name.startswith(layers_name):
         index, _, _ = name.removeprefix(layers_name).partition(".")
         layers_above = num_layers - 1 - int(index)
+    elif frontend.final_norm and name.startswith(norm_name):
+        layers_above = 0  # as the layer whose output it normalises
+    else:
+        layers_above = num_layers  # before all layers
     return training.pretrained_lr * training.layer_decay**layers_above
 
 

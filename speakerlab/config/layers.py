@@ -54,8 +54,8 @@ def merge_layers(
     origin = {"": ", ".join(names)}  # "": the source of keys that no layer has
 
     def merge(values: Values, source: str) -> None:
-        current = _renamed(values, source)
-        _merge(merged, current, place=(), source=source, origin=origin)
+        _update_old_settings(values, source)
+        _merge(merged, values, place=(), source=source, origin=origin)
 
     for path in layers:
         layer = find_layer(path)
@@ -191,8 +191,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Values:
     return flat
 
 
-def _renamed(layer: Values, source: str) -> Values:
-    """Return a layer with settings of earlier versions updated, so that their models still load.
+def _update_old_settings(layer: Values, source: str) -> None:
+    """Update settings of earlier versions in a layer, so that their models still load.
 
     `runtime.micro_batch: probe` becomes `auto`, and `runtime.cuda_graph: on` becomes
     `runtime.compile: reduce-overhead`. Other values of `runtime.cuda_graph`, and
@@ -223,7 +223,6 @@ def _renamed(layer: Values, source: str) -> Values:
     if Path(source).name != RECORDED:
         for old, fix in changes:
             _warn_of_old_setting(source, old, fix)
-    return layer
 
 
 @cache  # once, although layers are read several times
@@ -237,6 +236,7 @@ def _warn_of_old_setting(source: str, old: str, fix: str) -> None:
 def _merge(
     target: Values,
     layer: Values,
+    *,
     place: tuple[str, ...],
     source: str,
     origin: dict[str, str],
@@ -252,7 +252,7 @@ def _merge(
         if isinstance(value, dict):
             if not isinstance(target.get(key), dict):
                 target[key] = {}
-            _merge(target[key], value, path, source, origin)
+            _merge(target[key], value, place=path, source=source, origin=origin)
         else:
             target[key] = value
 
@@ -296,19 +296,20 @@ class _Loader(yaml.SafeLoader):
 
 # YAML 1.1 reads yes, on and 1:30 as booleans and numbers. Keep only its rules for null and merging.
 _Loader.yaml_implicit_resolvers = {}
-for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items():
-    kept_rules: list[Any] = []
+for first_character, rules in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    remaining_rules: list[Any] = []
     for tag, regexp in rules:
         if tag.endswith((":null", ":merge")):
-            kept_rules.append((tag, regexp))
-    _Loader.yaml_implicit_resolvers[first] = kept_rules
-for kind, pattern, starts in (
+            remaining_rules.append((tag, regexp))
+    _Loader.yaml_implicit_resolvers[first_character] = remaining_rules
+# Type, pattern of its texts, characters that they begin with.
+for kind, pattern, first_characters in (
     ("bool", r"(true|false)$", "tf"),
     ("int", r"[-+]?(0|[1-9]\d*)$", "-+0123456789"),
     ("float", r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$", "-+.0123456789"),
 ):
     _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts)
+        f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(first_characters)
     )
 
 

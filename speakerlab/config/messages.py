@@ -19,13 +19,14 @@ ITEM = "*"  # in place of the number of an item of a list
 
 def note_error(
     error: ValidationError,
+    *,
     schema: type[BaseModel],
     values: Any,
     place: Keys,
     faults: Faults,
     origin: Mapping[str, str],
 ) -> None:
-    """Add one line for each key below `place` that pydantic refuses in `values`."""
+    """Add one line to `faults` for each key below `place` that pydantic refuses in `values`."""
     # Pydantic reports one error for each branch of a union.
     errors_of: dict[Keys, list[ErrorDetails]] = {}
     for item in error.errors():

@@ -120,8 +120,11 @@ class CorpusConfig(Section):
     def _only_what_differs(self, handler: SerializerFunctionWrapHandler) -> Any:
         """Write `{dir: a, share: 0.5}`, as people do, without all other keys."""
         values: dict[str, Any] = handler(self)
-        fields = type(self).model_fields
-        return {key: v for key, v in values.items() if v != fields[key].default}
+        differing: dict[str, Any] = {}
+        for key, value in values.items():
+            if value != type(self).model_fields[key].default:
+                differing[key] = value
+        return differing
 
 
 class DataConfig(Section):
@@ -312,9 +315,8 @@ class Config(Section):
     views: ViewsConfig = ViewsConfig()
     distil: DistilConfig = DistilConfig()
     conversations: ConversationsConfig = ConversationsConfig()
-    frontend: dict[
-        str, Any
-    ] = {}  # args of Fbank or, with `name: ssl`, of a pretrained model
+    # Args of Fbank or, with `name: ssl`, of a pretrained model.
+    frontend: dict[str, Any] = {}
     vad: dict[str, Any] | None = None  # args of EnergyVad; null: silence is kept
     augment: AugmentConfig = AugmentConfig()
     data: DataConfig = DataConfig()
@@ -325,29 +327,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "Config":
-        has_speeds = self.augment.speeds != (1.0,)
-        is_augmented = has_speeds or bool(self.augment.more)
-        settings = self.augment.model_dump()
-        for key, value in settings.items():
-            if key.endswith("_prob") and value:
-                is_augmented = True
-        if self.data.features == "fbank" and is_augmented:
-            raise ValueError(
-                "stored features cannot be augmented: augment.speeds must be [1.0] and"
-                " every augment.*_prob 0, without augment.more; set them, or"
-                " data.features to wave"
-            )
-        names_classes = self.task == "identification"
-        if not (self.data.has_speaker_labels or names_classes):
-            tables = set(self.data.tables) - {"utt2spk"}
-            raise ValueError(
-                f"data.labels: {min(tables)} is only for identification; set task"
-                " to identification, or data.labels to utt2spk"
-            )
-        if names_classes and self.augment.speed_classes == "on":
-            raise ValueError(
-                "augment.speed_classes: on is only for verification; use auto or off"
-            )
+        self._check_features()
+        self._check_labels()
         self._check_frontend()
         self._check_voices()
         if self.task == "ssl":
@@ -377,6 +358,35 @@ class Config(Section):
     def is_pretrained(self) -> bool:
         """Return whether the front end is a pretrained model."""
         return self.frontend.get("name", DEFAULT) == PRETRAINED
+
+    def _check_features(self) -> None:
+        """Raise ValueError if an augmentation would change stored features."""
+        has_speeds = self.augment.speeds != (1.0,)
+        is_augmented = has_speeds or bool(self.augment.more)
+        settings = self.augment.model_dump()
+        for key, value in settings.items():
+            if key.endswith("_prob") and value:
+                is_augmented = True
+        if self.data.features == "fbank" and is_augmented:
+            raise ValueError(
+                "stored features cannot be augmented: augment.speeds must be [1.0] and"
+                " every augment.*_prob 0, without augment.more; set them, or"
+                " data.features to wave"
+            )
+
+    def _check_labels(self) -> None:
+        """Raise ValueError for labels or classes of speeds that do not fit the task."""
+        is_identification = self.task == "identification"
+        if not (self.data.has_speaker_labels or is_identification):
+            tables = set(self.data.tables) - {"utt2spk"}
+            raise ValueError(
+                f"data.labels: {min(tables)} is only for identification; set task"
+                " to identification, or data.labels to utt2spk"
+            )
+        if is_identification and self.augment.speed_classes == "on":
+            raise ValueError(
+                "augment.speed_classes: on is only for verification; use auto or off"
+            )
 
     def _check_frontend(self) -> None:
         """Raise ValueError unless model and training fit the front end."""
@@ -603,14 +613,28 @@ def parse_config(
             checked = schema.model_validate_json(json.dumps(args_alone))
             args.update(checked.model_dump(mode="json"))
         except ValidationError as error:
-            note_error(error, schema, args_alone, place, faults, where)
+            note_error(
+                error,
+                schema=schema,
+                values=args_alone,
+                place=place,
+                faults=faults,
+                origin=where,
+            )
 
     # Then everything else; all errors are reported together.
     config: Config | None = None
     try:
         config = Config.model_validate_json(json.dumps(filled))
     except ValidationError as error:
-        note_error(error, Config, filled, (), faults, where)
+        note_error(
+            error,
+            schema=Config,
+            values=filled,
+            place=(),
+            faults=faults,
+            origin=where,
+        )
     faults.raise_if_any()
     assert config is not None
     return config

@@ -1,7 +1,6 @@
 """Atomic files and folders: no reader sees a partial one, even after a kill.
 
-`locked` and `alone` are locks between processes, also of several hosts if the file system has
-locks.
+`locked` is a lock between processes, also of several hosts if the file system has locks.
 """
 
 import errno
@@ -175,13 +174,6 @@ def _try_lock(file: TextIO, path: Path, *, shared: bool) -> bool:
             "%s: this file system has no locks; run one command at a time", path
         )
     return True
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; see `locked`."""
-    with locked(path):
-        yield
 
 
 def _open_lock(path: Path, *, shared: bool) -> TextIO:

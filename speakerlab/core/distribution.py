@@ -1,15 +1,14 @@
 """The name under which pip knows this package, and the package of that name on PyPI.
 
-PyPI's `speakerlab` is 3D-Speaker's. Both have the import name speakerlab, so that their files would
-lie in one folder, each over some of the other's.
+PyPI's `speakerlab` is 3D-Speaker's. Both have the import name speakerlab: in one environment, they
+would install into one folder, and overwrite files of each other.
 """
 
 from pathlib import Path
 
 NAME = "speakerlab-toolkit"
-FOLDERS = NAME.replace(
-    "-", "_"
-)  # how the names of wheels and of installed metadata begin
+# The names of wheels and of installed metadata begin so.
+FOLDERS = NAME.replace("-", "_")
 OTHER = "speakerlab"
 PACKAGE = Path(__file__).resolve().parents[1]
 

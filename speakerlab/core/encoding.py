@@ -9,8 +9,8 @@ VARIABLE = "PYTHONUTF8"
 def use_utf8() -> None:
     """Start the program again in Python's UTF-8 mode if file names have another encoding.
 
-    Python itself does so in the locales C and POSIX, but not in others, such as those of ISO 8859,
-    where names of files would become other ids, or none.
+    Python itself does so in the locales C and POSIX, but not in others, such as those of ISO 8859.
+    There, the name of a file would become another id than elsewhere, or could not be decoded.
     """
     is_utf8 = sys.getfilesystemencoding().lower() == "utf-8"
     # Options such as `python -E` have more weight than the variable.

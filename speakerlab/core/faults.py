@@ -64,9 +64,8 @@ class Faults:
     def extend(self, other: "Faults") -> None:
         """Note the faults of another report, too."""
         for kind, lines in other.lines.items():
-            self.add_first(
-                kind, lines, len(lines) + other.num_without_line.get(kind, 0)
-            )
+            total = len(lines) + other.num_without_line.get(kind, 0)
+            self.add_first(kind, lines, total)
 
     def __len__(self) -> int:
         num_lines = sum(len(lines) for lines in self.lines.values())

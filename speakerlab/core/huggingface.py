@@ -90,11 +90,16 @@ def fetch(model: str, files: Sequence[str]) -> Path:
 
 def origin_of(folder: Path) -> str | None:
     """Return `hf:owner/name@COMMIT` for a folder of the cache; None for any other folder."""
-    *_, repository, snapshots, commit = ("", "", *folder.absolute().parts)
+    # models--OWNER--NAME/snapshots/COMMIT
+    folder = folder.absolute()
+    commit = folder.name
+    repository = folder.parent.parent.name
+    is_snapshot = folder.parent.name == "snapshots" and COMMIT.fullmatch(commit)
     kind, _, name = repository.partition("--")
-    if kind != "models" or snapshots != "snapshots" or not COMMIT.fullmatch(commit):
+    if kind != "models" or not is_snapshot:
         return None
-    return f"{PREFIX}{name.replace('--', '/')}@{commit}"
+    name = name.replace("--", "/")
+    return f"{PREFIX}{name}@{commit}"
 
 
 def page_of(model: str) -> str:
@@ -109,8 +114,8 @@ def page_here(model: str) -> str:
 
 
 @contextmanager
-def one_line(model: str, done: str) -> Iterator[None]:
-    """Turn errors of `huggingface_hub` into ValueError with one line; done: "downloaded", ..."""
+def one_line(model: str, participle: str) -> Iterator[None]:
+    """Turn errors of `huggingface_hub` into ValueError: "cannot be <participle> (<reason>)"."""
     try:
         yield
     except Exception as error:
@@ -118,7 +123,7 @@ def one_line(model: str, done: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason, fix = explain(model, error)
-        raise ValueError(f"{model}: cannot be {done} ({reason}); {fix}") from None
+        raise ValueError(f"{model}: cannot be {participle} ({reason}); {fix}") from None
 
 
 def explain(model: str, error: Exception) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Locks on open files, between processes: of POSIX, or of Windows.
 
-The system frees the lock of a process that dies. On Windows, Python has exclusive locks only; they
-also keep others from reading what is locked, which is therefore a byte behind the end of the file.
+The system frees the lock of a process that dies. Windows has two differences: Python knows only
+exclusive locks there, and nobody else can read the bytes that are locked. So a byte behind the end
+of the file is locked, which nobody reads.
 """
 
 import importlib

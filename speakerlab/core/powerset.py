@@ -15,11 +15,13 @@ UNKNOWN = -1  # in place of 0 or 1: nothing is known about a frame
 
 def speaker_sets(max_speakers: int, max_at_once: int) -> np.ndarray:
     """Return is_CL, float32: 1 where a speaker is in a set; smaller sets come first."""
-    sets: list[list[float]] = []
+    sets: list[tuple[int, ...]] = []
     for size in range(max_at_once + 1):
-        for members in combinations(range(max_speakers), size):
-            sets.append([float(s in members) for s in range(max_speakers)])
-    return np.array(sets, dtype=np.float32)
+        sets += combinations(range(max_speakers), size)
+    is_CL = np.zeros((len(sets), max_speakers), dtype=np.float32)
+    for row, members in enumerate(sets):
+        is_CL[row, list(members)] = 1
+    return is_CL
 
 
 NUM_SETS = len(speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE))

@@ -33,8 +33,7 @@ EXIT_DIVERGED = 4  # the loss is finite and grows
 # Out of memory; MEMORY_NOTE in the experiment has the micro-batch that did not fit.
 EXIT_MEMORY = 5
 EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
-# Of a rank, to its launcher, which exits with 1: an error that is none of the input's, and was
-# printed with its traceback.
+# A rank has printed a traceback: the error is not one of the input. Its launcher exits with 1.
 EXIT_CRASH = 7
 EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and exited
 EXIT_UNREAD = EXIT_SIGNAL + 13  # SIGPIPE: nobody reads the output, as after `| head`
@@ -159,12 +158,12 @@ def die_with_parent() -> None:
         return
     parent = multiprocessing.parent_process()
     if parent is not None:
-        watch = threading.Thread(target=_outlive, args=[parent], daemon=True)
+        watch = threading.Thread(target=_end_with, args=[parent], daemon=True)
         watch.start()
 
 
-def _outlive(parent: Any) -> None:
-    """End this process as soon as its parent has ended."""
+def _end_with(parent: Any) -> None:
+    """Wait until the parent has ended, then end this process."""
     parent.join()
     os._exit(EXIT_INPUT)
 
@@ -259,8 +258,10 @@ def map_in_processes(
     other_children = set(multiprocessing.active_children())
     try:
         with hold_ctrl_c():
-            while part := list(islice(remaining, chunk)):
+            part = list(islice(remaining, chunk))
+            while part:
                 tasks.append(pool.submit(_apply, function, part))
+                part = list(islice(remaining, chunk))
         for task in tasks:
             yield from task.result()
     except BaseException:

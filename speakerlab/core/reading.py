@@ -133,10 +133,10 @@ class _Bytes(io.BufferedIOBase):
         if self.last.endswith(b"\r") and data.startswith(b"\n"):
             self.num_line_ends -= 1  # both are one line end
         self.last = data
-        # UTF-16 is full of them.
-        nul = data.find(b"\0") if self.encoding == "utf-8" else -1
-        if nul >= 0:
-            number = self.num_line_ends + count_line_ends(data[:nul]) + 1
+        # A NUL byte is damage in UTF-8 only: UTF-16 and UTF-32 have them in every line.
+        if self.encoding == "utf-8" and b"\0" in data:
+            before, _, _ = data.partition(b"\0")
+            number = self.num_line_ends + count_line_ends(before) + 1
             raise ValueError(
                 f"{self.path}:{number}: has a NUL byte, as damaged files and UTF-16"
                 " without a byte order mark have; save it as UTF-8"
@@ -172,7 +172,7 @@ class _Bytes(io.BufferedIOBase):
                 f"{self.path}: begins as {name} but is not {name} text; save it as"
                 " UTF-8"
             )
-        # Of the decoder: the rest of earlier bytes, and the last bytes read.
+        # What the decoder was given: bytes that it had left before, and the bytes read last.
         data = error.object
         num_after = count_line_ends(data[error.start :])
         num_read = self.num_line_ends + count_line_ends(self.last)

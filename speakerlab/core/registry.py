@@ -25,7 +25,7 @@ class Registry(Mapping[str, Class]):
 
     def __getitem__(self, name: str) -> Class:
         if name not in self._paths and ":" in name:
-            return outside_part(name)
+            return import_plugin(name)
         path = self._paths[name]
         module_name, _, attribute = path.partition(":")
         module = importlib.import_module(f"{self._package}.{module_name}")
@@ -51,7 +51,7 @@ def use_plugins(folder: Path) -> None:
     os.environ[PLUGINS_VARIABLE] = str(folder.resolve())
 
 
-def outside_part(name: str) -> Any:
+def import_plugin(name: str) -> Any:
     """Import a class or function "module:name" that is defined in the folder of `--plugins`.
 
     Nothing else is imported, because the name may come from a model of unknown origin. Raises

@@ -24,17 +24,14 @@ CPU_SIZE = "download 0.4 GB, disk 1 GB"
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """A build of the torch in requirements.txt, the cards that it has kernels for, its needs.
+    """A build of the torch in requirements.txt, and the cards and drivers that it runs on."""
 
-    index: its name at download.pytorch.org, "" for pip's own index. oldest, too_new: capability of
-    the oldest card, and of the first that is too new. driver: NVIDIA's oldest that runs it.
-    """
-
-    index: str
+    index: str  # its name at download.pytorch.org; "" for pip's own index
     cuda: str
+    # Capabilities of cards: it has kernels from `oldest` on, and none from `too_new` on.
     oldest: tuple[int, int]
     too_new: tuple[int, int]
-    driver: int
+    driver: int  # the oldest of NVIDIA's drivers that runs it
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Return whether this build has kernels for a card."""

@@ -10,7 +10,7 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 
-Format = tuple[str, int, set[str]]
 TrialLine = tuple[int, str, str, bool]  # number of the line, both ids, is_target
 PairLine = tuple[int, str, str]  # number of the line, both ids
 # The fields of a line; [] for a blank line. A text says what is wrong with the line.
@@ -35,14 +34,28 @@ TRUTH = {
     "tgt": True,
     "imp": False,
 }
+
+
+class Format(NamedTuple):
+    """Format of the lines of a trial list."""
+
+    name: str  # as in error lines
+    label_column: int
+    labels: set[str]  # spellings of the label
+
+
 # Name -> (column of the label, spellings of the label).
 FORMATS = {
     "enrol test target|nontarget": (2, {"target", "nontarget"}),
     "1|0 enrol test": (0, {"1", "0"}),
     "enrol test 1|0": (2, {"1", "0"}),
 }
-# The three columns that are read from a table.
-TABLE = (f"{'|'.join(TRUTH)} enrol test", 0, set(TRUTH))
+# Of a table, three columns are read, in this order.
+TABLE = Format(
+    name=f"{'|'.join(TRUTH)} enrol test",
+    label_column=0,
+    labels=set(TRUTH),
+)
 # Names of the columns that occur in tables, in lower case.
 LABEL_NAMES = ("label", "target", "targettype", "is_target", "key")
 PAIR_HEADERS = (
@@ -72,7 +85,6 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
     first_blank = 0
     with open_text(path, newline="") as stream:
         rows, row_format, num_before = _read_rows(stream, path)
-        format_name, label_column, labels = row_format
         for number, row in enumerate(rows, num_before + 1):
             # Blank lines are allowed at the end of the file only.
             if not row:
@@ -84,15 +96,19 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
             if isinstance(row, str):
                 faults.add("unreadable lines", f"{path}:{number}: {row}")
                 continue
-            is_trial = len(row) == 3 and row[label_column].lower() in labels
+            is_trial = False
+            if len(row) == 3:
+                label = row[row_format.label_column].lower()
+                is_trial = label in row_format.labels
             if not is_trial:
                 faults.add(
                     "unreadable lines",
                     f"{path}:{number}: {' '.join(row)!r} is not of the format"
-                    f" '{format_name}' of the first line; use one format for all lines",
+                    f" '{row_format.name}' of the first line; use one format for all"
+                    " lines",
                 )
                 continue
-            label = row.pop(label_column)
+            label = row.pop(row_format.label_column)
             enrol_id, test_id = row
             yield number, enrol_id, test_id, TRUTH[label.lower()]
 
@@ -168,14 +184,15 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
     first = stream.readline()
     separator = _find_separator(first, HEADERS)
     if separator is not None:
-        return _label_rows(_table_rows(first, stream, separator, HEADERS)), TABLE, 1
+        table_rows = _table_rows(first, stream, separator, HEADERS)
+        return _label_rows(table_rows), TABLE, 1
 
     fields = first.split()
     matches: list[Format] = []
     if len(fields) == 3:
         for name, (label_column, labels) in FORMATS.items():
             if fields[label_column].lower() in labels:
-                matches.append((name, label_column, labels))
+                matches.append(Format(name, label_column, labels))
     # Guessing between two formats could silently take an id as the label.
     if first and len(matches) != 1:
         problem = "can be read in two ways" if matches else "is not a trial"
@@ -241,14 +258,16 @@ def _table_rows(
     columns = _find_columns(header_cells, names) or []
     num_columns = len(header_cells)
     for row in csv.reader(lines, delimiter=separator):
+        if not row:
+            yield []
         # A separator in a name shifts the columns after it.
-        if row and len(row) != num_columns:
+        elif len(row) != num_columns:
             yield (
                 f"has {len(row)} columns, not {num_columns} as the header, got"
                 f" '{', '.join(row)}'; put names with separators in quotes"
             )
-            continue
-        yield [row[column].strip() for column in columns if row]
+        else:
+            yield [row[column].strip() for column in columns]
 
 
 def _label_rows(rows: Iterable[Row]) -> Iterator[Row]:

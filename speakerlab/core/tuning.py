@@ -27,9 +27,8 @@ class Tuning:
     # Method -> DER on these recordings.
     der: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None  # description of these recordings
-    model_sha256: str | None = (
-        None  # of the model that it was learned for; None if unknown
-    )
+    # Of the model that it was learned for; None if unknown.
+    model_sha256: str | None = None
     # Of vbx: the scale of the speakers' prior, the file with its PLDA beside this one (None: there
     # is none), and a description of the speakers that it was learned from.
     fb: float = FB

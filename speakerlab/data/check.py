@@ -200,7 +200,7 @@ def _check_speakers(
 ) -> None:
     where = f"{data_dir.folder}/utt2spk:"
     nameless = [name for name in data_dir.utterances if name not in speakers]
-    # Those of lines that could not be read were reported with their lines.
+    # A line that could not be read may be that of an utterance, and was reported.
     if len(nameless) > data_dir.num_unread_speakers:
         for utterance in nameless:
             text = f"{where} {utterance} has no speaker; add its line"
@@ -391,11 +391,11 @@ def _note_formats(
     notes: list[str] = []
     if stereo:
         number = count_of(len(stereo), "recording")
-        text = f"with several channels: {_count(stereo)}; the first channel is read"
+        text = f"with several channels: {_first_of(stereo)}; the first channel is read"
         notes.append(f"{folder}: {number} {text}")
     if without_index:
         number = count_of(len(without_index), "recording")
-        text = f"to decode from the start for every crop: {_count(without_index)}"
+        text = f"to decode from the start for every crop: {_first_of(without_index)}"
         fix = "training is faster from shards (speakerlab pack) or from wav or flac"
         notes.append(f"{folder}: {number} {text}; {fix}")
     return notes
@@ -415,7 +415,7 @@ def _note_levels(folder: Path, infos: Mapping[str, audio.AudioInfo | str]) -> li
     )
 
 
-def _count(recordings: Sequence[str]) -> str:
+def _first_of(recordings: Sequence[str]) -> str:
     """Return the first id, and whether there are others."""
     others = " and others" if len(recordings) > 1 else ""
     return f"{recordings[0]}{others}"
@@ -571,8 +571,8 @@ def _check_labels(data_dir: DataDir, listed: ListedTrials, faults: Faults) -> No
 
 def _note_pairs(data_dir: DataDir, listed: ListedTrials) -> list[str]:
     """Return notes on pairs that are listed in both orders, and of an utterance with itself."""
-    # Id -> index on the other side, -1 for ids that occur on one side only. A model is no
-    # utterance, even under the same name.
+    # The indices of each id on the other side, -1 for an id that occurs on one side only. A model
+    # is no utterance, even under the same name.
     test_index = {name: index for index, name in enumerate(listed.test_ids)}
     enrol_index: dict[str, int] = {}
     for index, name in enumerate(listed.enrol_ids):
@@ -583,43 +583,57 @@ def _note_pairs(data_dir: DataDir, listed: ListedTrials) -> list[str]:
     as_test = np.array([test_index.get(name, -1) for name in listed.enrol_ids], int)
     as_enrol = np.array([enrol_index.get(name, -1) for name in listed.test_ids], int)
 
-    notes: list[str] = []
-    mirrored_enrol_N = as_enrol[listed.test_N]
-    mirrored_test_N = as_test[listed.enrol_N]
-    is_self_N = mirrored_test_N == listed.test_N
-    if is_self_N.any():
-        first = int(is_self_N.argmax())
-        number = count_of(int(is_self_N.sum()), "trial")
-        utterance, _ = listed.pair(first)
-        notes.append(
-            f"{listed.path}:{listed.line_N[first]}: {number} of an utterance with itself,"
-            f" the first of {utterance}; they are too easy, remove them"
-        )
-
-    may_be_mirror_N = (mirrored_enrol_N >= 0) & (mirrored_test_N >= 0) & ~is_self_N
-    number_M = np.flatnonzero(may_be_mirror_N)
+    # The mirror of each trial: the same two utterances with their sides exchanged.
+    mirror_enrol_N = as_enrol[listed.test_N]
+    mirror_test_N = as_test[listed.enrol_N]
+    is_self_N = mirror_test_N == listed.test_N
+    may_have_mirror_N = (mirror_enrol_N >= 0) & (mirror_test_N >= 0) & ~is_self_N
+    number_M = np.flatnonzero(may_have_mirror_N)
     num_test = len(listed.test_ids)
     pair_M = listed.enrol_N[number_M].astype(np.int64) * num_test
     pair_M += listed.test_N[number_M]
-    mirror_M = mirrored_enrol_N[number_M] * num_test + mirrored_test_N[number_M]
+    mirror_M = mirror_enrol_N[number_M] * num_test + mirror_test_N[number_M]
+
     # Both orders get the same key. Equal keys become neighbours, in the order of their lines.
     key_M = np.minimum(pair_M, mirror_M)
     order_M = np.argsort(key_M, kind="stable")
     is_equal = np.diff(key_M[order_M]) == 0
     earlier_T = number_M[order_M[:-1][is_equal]]
     later_T = number_M[order_M[1:][is_equal]]
-    if len(later_T):
-        first = int(later_T.argmin())
-        later = int(later_T[first])
-        earlier = int(earlier_T[first])
-        number = count_of(len(later_T), "trial")
-        pair = " ".join(listed.pair(later))
-        notes.append(
-            f"{listed.path}:{listed.line_N[later]}: {number} of the pair of an earlier trial"
-            f" in the other order, the first {pair} of line {listed.line_N[earlier]}; they"
-            " count twice, keep one of them"
-        )
+    notes = _note_selves(listed, is_self_N)
+    notes += _note_mirrors(listed, earlier_T, later_T)
     return notes
+
+
+def _note_selves(listed: ListedTrials, is_self_N: NDArray[np.bool_]) -> list[str]:
+    """Return a note on trials of an utterance with itself, [] without any."""
+    if not is_self_N.any():
+        return []
+    first = int(is_self_N.argmax())
+    number = count_of(int(is_self_N.sum()), "trial")
+    utterance, _ = listed.pair(first)
+    return [
+        f"{listed.path}:{listed.line_N[first]}: {number} of an utterance with itself,"
+        f" the first of {utterance}; they are too easy, remove them"
+    ]
+
+
+def _note_mirrors(
+    listed: ListedTrials, earlier_T: NDArray[np.int64], later_T: NDArray[np.int64]
+) -> list[str]:
+    """Return a note on trials that mirror earlier ones, [] without any."""
+    if not len(later_T):
+        return []
+    first = int(later_T.argmin())
+    later = int(later_T[first])
+    earlier = int(earlier_T[first])
+    number = count_of(len(later_T), "trial")
+    pair = " ".join(listed.pair(later))
+    return [
+        f"{listed.path}:{listed.line_N[later]}: {number} of the pair of an earlier trial"
+        f" in the other order, the first {pair} of line {listed.line_N[earlier]}; they"
+        " count twice, keep one of them"
+    ]
 
 
 def _write(data_dir: DataDir) -> str:

@@ -78,13 +78,12 @@ class CheckInputs:
         for folder, content in zip(self.folders, self.contents):
             inputs = self._record_of(folder, content)
             done.record(folder / self._name, inputs)
-            headers = done.read_record(folder / HEADERS)
-            same_content = headers.get("content") == content
-            recorded_rate = headers.get("sample_rate")
-            same_rate = recorded_rate == str(self.sample_rate)
-            if same_content and same_rate:
-                headers["written"] = str(inputs["written"])
-                done.record(folder / HEADERS, headers)
+            header_check = done.read_record(folder / HEADERS)
+            is_same_content = header_check.get("content") == content
+            is_same_rate = header_check.get("sample_rate") == str(self.sample_rate)
+            if is_same_content and is_same_rate:
+                header_check["written"] = str(inputs["written"])
+                done.record(folder / HEADERS, header_check)
 
     @property
     def _name(self) -> str:

@@ -5,7 +5,7 @@ successor, models the voice and codes 8 kHz at about 13 kb/s. Letters: S samples
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,17 +35,21 @@ def _opus(kbps: int) -> dict[str, Any]:
     return {"subtype": "OPUS", "compression_level": level}
 
 
-# Sample rate of the codec, format, options of the encoder.
-Codec = tuple[int, str, Mapping[str, Any]]
+class Codec(NamedTuple):
+    """How libsndfile encodes with a codec."""
+
+    sample_rate: int  # that the codec works at
+    file_format: str
+    options: Mapping[str, Any]  # of the encoder
 
 
 def _list_codecs() -> dict[str, Codec]:
     codecs: dict[str, Codec] = {}
     for kbps in MP3_KBPS:
-        codecs[f"mp3:{kbps}k"] = (16000, "MP3", _mp3(kbps))
+        codecs[f"mp3:{kbps}k"] = Codec(16000, "MP3", _mp3(kbps))
     for kbps in OPUS_KBPS:
-        codecs[f"opus:{kbps}k"] = (16000, "OGG", _opus(kbps))
-    codecs["gsm"] = (8000, "AIFF", {"subtype": "GSM610"})
+        codecs[f"opus:{kbps}k"] = Codec(16000, "OGG", _opus(kbps))
+    codecs["gsm"] = Codec(8000, "AIFF", {"subtype": "GSM610"})
     return codecs
 
 

@@ -181,10 +181,8 @@ def _read_stored(folder: Path, sample_rate: int) -> Columns | None:
         return None
     try:
         facts = read_json(place / FACTS, dict[str, Any], like=LIKE)
-        is_current = facts["sample_rate"] == sample_rate and (
-            facts["stamps"] == _stamps(folder) or facts["digests"] == _digests(folder)
-        )
-        if not is_current:
+        is_same_rate = facts["sample_rate"] == sample_rate
+        if not is_same_rate or not _are_of_tables(facts, folder):
             log.info(
                 "%s: is of other tables; reading the text tables, which takes longer;"
                 " `speakerlab pack %s` stores them again",
@@ -195,13 +193,22 @@ def _read_stored(folder: Path, sample_rate: int) -> Columns | None:
         columns: dict[str, Any] = {}
         for name in STRINGS:
             blob = _map(place / f"{name}.blob.npy")
-            columns[name] = Strings(blob, _map(place / f"{name}.ends.npy"))
+            ends = _map(place / f"{name}.ends.npy")
+            columns[name] = Strings(blob, ends)
         for name in ARRAYS:
             columns[name] = _map(place / f"{name}.npy")
         return Columns(**columns, sha256=facts["sha256"])
     except (ValueError, OSError) as error:
         log.warning("%s: cannot be read (%s); reading the text tables", place, error)
         return None
+
+
+def _are_of_tables(facts: dict[str, Any], folder: Path) -> bool:
+    """Return whether stored columns are of the present tables of a directory."""
+    if facts["stamps"] == _stamps(folder):
+        return True
+    # The tables of a copy have the same content, but other times.
+    return facts["digests"] == _digests(folder)
 
 
 def _map(path: Path) -> np.ndarray:
@@ -221,8 +228,8 @@ def _digests(folder: Path) -> list[str]:
         return list(threads.map(done.file_digest, [folder / name for name in TABLES]))
 
 
-def keep_rate(folder: Path, out: Path) -> None:
-    """Note the sample rate that `folder` was checked for in `out`, which has its durations."""
+def copy_rate(folder: Path, out: Path) -> None:
+    """Note in `out`, whose durations are from `folder`, the sample rate that these are of."""
     rate = done.read_record(folder / CHECKED).get("sample_rate")
     if rate is not None:
         note_rate(out, int(rate))

@@ -47,8 +47,10 @@ class FrameGrid(NamedTuple):
 
     def covered(self, start: float, end: float) -> slice:
         """Return the frames whose middle is from sample `start` to before `end`."""
-        begin_end = (np.array([start, end]) - self.first) / self.hop
-        begin, stop = np.clip(np.ceil(begin_end), 0, self.num_frames)
+        bounds = np.array([start, end])
+        # The first frame at or after a sample.
+        frames = np.ceil((bounds - self.first) / self.hop)
+        begin, stop = np.clip(frames, 0, self.num_frames)
         return slice(int(begin), int(stop))
 
 
@@ -88,11 +90,15 @@ FindSpeech = Callable[[np.ndarray], Sequence[tuple[float, float]]]
 
 
 class SpeakerRows:
-    """The utterances of each speaker of one part of a manifest."""
+    """The utterances of each speaker of one part of a manifest.
+
+    Speakers have an index among those of the part, and a number among those of the manifest.
+    """
 
     def __init__(self, manifest: Manifest, part: int) -> None:
         row_N = np.flatnonzero(manifest.part_N == part).astype(np.int32)
         speaker_N = manifest.speaker_N[row_N]
+        # The utterances of a speaker are neighbours, and end at `end_P`.
         self.row_N = row_N[np.argsort(speaker_N, kind="stable")]
         self.speaker_P, count_P = np.unique(speaker_N, return_counts=True)
         self.end_P = np.cumsum(count_P)
@@ -101,13 +107,74 @@ class SpeakerRows:
         return len(self.speaker_P)
 
     def find(self, speaker: int) -> int:
-        """Return the index of a speaker among those of this part."""
+        """Return the index of the speaker with this number."""
         return int(np.searchsorted(self.speaker_P, speaker))
 
     def draw(self, index: int, rng: np.random.Generator) -> int:
         """Return any row of the speaker with this index."""
         begin = 0 if index == 0 else int(self.end_P[index - 1])
-        return int(self.row_N[rng.integers(begin, self.end_P[index])])
+        place = rng.integers(begin, self.end_P[index])
+        return int(self.row_N[place])
+
+    def draw_companions(
+        self, index: int, num_others: int, rng: np.random.Generator
+    ) -> list[int]:
+        """Return the indices of other speakers than this one, each once."""
+        # Without a list of all speakers, of which there may be a million: the numbers from this
+        # index on stand for the speakers behind it.
+        drawn = rng.choice(len(self) - 1, num_others, replace=False)
+        return (drawn + (drawn >= index)).tolist()
+
+
+class TurnPlacer:
+    """The turns of a simulated conversation, added one after the other; times in samples."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: SpeakerRows,
+        *,
+        speakers: Sequence[int],
+        gain_K: Sequence[float],
+        rng: np.random.Generator,
+    ) -> None:
+        """Take the indices of the K local speakers in `rows`, and their levels."""
+        self.num_samples_N = manifest.num_samples_N
+        self.rate = manifest.sample_rate
+        self.rows = rows
+        self.speakers = speakers
+        self.gain_K = gain_K
+        self.rng = rng
+        self.end_K = [-math.inf] * len(speakers)  # of the last turn of each
+        self.turns: list[PlacedTurn] = []
+
+    def add(self, speaker: int, start: float, seconds: float) -> float:
+        """Add a turn of a local speaker, cut from any of their utterances; return its end.
+
+        It begins later if the speaker has not finished the turn before, and is not longer than the
+        utterance.
+        """
+        row = self.rows.draw(self.speakers[speaker], self.rng)
+        available = int(self.num_samples_N[row])
+        seconds = max(seconds, MIN_TURN_SECONDS)
+        num_samples = min(round(seconds * self.rate), available)
+        num_unused = available - num_samples
+        first = int(self.rng.integers(num_unused + 1))
+        earliest = self.end_K[speaker] + BREATH_SECONDS * self.rate
+        turn = PlacedTurn(
+            row=row,
+            first=first,
+            num_samples=num_samples,
+            start=round(max(start, earliest)),
+            speaker=speaker,
+            gain_db=self.gain_K[speaker],
+        )
+        end = turn.start + num_samples
+        # A turn that ends before the window is not heard.
+        if end > 0:
+            self.turns.append(turn)
+        self.end_K[speaker] = end
+        return end
 
 
 class ConversationCrops(TrainCrops):
@@ -150,9 +217,11 @@ class ConversationCrops(TrainCrops):
         self.find_speech = find_speech
         self.name_hashes[TURN_DRAWS] = stable_hash(TURN_DRAWS)
         self.speakers_of_parts: list[SpeakerRows | None] = []
-        for part, of_part in enumerate(references):
-            is_simulated = of_part is None
-            rows = SpeakerRows(manifest, part) if is_simulated else None
+        for part, references_of_part in enumerate(references):
+            rows = None
+            # Without turns of their own, conversations are simulated.
+            if references_of_part is None:
+                rows = SpeakerRows(manifest, part)
             self.speakers_of_parts.append(rows)
 
     def draw(self, slot: Slot) -> Crop:
@@ -232,72 +301,55 @@ class ConversationCrops(TrainCrops):
     def _draw_turns(
         self, row: int, rows: SpeakerRows, rng: np.random.Generator
     ) -> tuple[PlacedTurn, ...]:
-        """Return the turns of a conversation of the speaker of this row with others."""
+        """Return the turns of a conversation in which the speaker of this row takes part."""
         style = self.style
         rate = self.manifest.sample_rate
         fewest, most = style.speakers
         wanted_speakers = int(rng.integers(fewest, most + 1))
         num_speakers = min(wanted_speakers, len(rows))
         first_speaker = rows.find(int(self.manifest.speaker_N[row]))
-        # The first speaker is skipped without a list of all, of which there may be a million.
-        companions = rng.choice(len(rows) - 1, num_speakers - 1, replace=False)
-        companions = companions + (companions >= first_speaker)
-        speakers = [first_speaker, *companions.tolist()]
-        gain_K = rng.normal(0.0, style.level_db, num_speakers).tolist()
-        end_K = [-math.inf] * num_speakers  # of the last turn of each
-        turns: list[PlacedTurn] = []
-
-        def say(speaker: int, start: float, seconds: float) -> float:
-            """Add a turn, as long as an utterance lasts; return its end."""
-            spoken = rows.draw(speakers[speaker], rng)
-            available = int(self.manifest.num_samples_N[spoken])
-            seconds = max(seconds, MIN_TURN_SECONDS)
-            num_samples = min(round(seconds * rate), available)
-            num_unused = available - num_samples
-            first = int(rng.integers(num_unused + 1))
-            earliest = end_K[speaker] + BREATH_SECONDS * rate
-            start = max(start, earliest)
-            turn = PlacedTurn(
-                row=spoken,
-                first=first,
-                num_samples=num_samples,
-                start=round(start),
-                speaker=speaker,
-                gain_db=gain_K[speaker],
-            )
-            if turn.start + num_samples > 0:
-                turns.append(turn)
-            end_K[speaker] = turn.start + num_samples
-            return end_K[speaker]
+        companions = rows.draw_companions(first_speaker, num_speakers - 1, rng)
+        placer = TurnPlacer(
+            self.manifest,
+            rows,
+            speakers=[first_speaker, *companions],
+            gain_K=rng.normal(0.0, style.level_db, num_speakers).tolist(),
+            rng=rng,
+        )
 
         # The window begins in the middle of a turn or of a pause.
-        time = -rng.uniform(0, style.turn_seconds) * rate
+        start = -rng.uniform(0, style.turn_seconds) * rate
         speaker = int(rng.integers(num_speakers))
-        while time < self.crop_samples:
-            begin = max(time, end_K[speaker])
+        while start < self.crop_samples:
+            begin = max(start, placer.end_K[speaker])
             turn_seconds = rng.exponential(style.turn_seconds)
-            end = say(speaker, time, turn_seconds)
+            end = placer.add(speaker, start, turn_seconds)
+            # A single speaker continues after a pause.
             next_speaker = speaker
             if num_speakers > 1:
                 next_speaker = int(rng.integers(num_speakers - 1))
                 next_speaker += next_speaker >= speaker
             has_listener = next_speaker != speaker
+
+            # The next speaker may say a word or two before the end of this turn.
             is_interrupted = rng.random() < style.backchannel_prob
             seconds = rng.uniform(*BACKCHANNEL_SECONDS)
             latest = end - seconds * rate
             if has_listener and is_interrupted and latest > begin:
                 interruption = rng.uniform(begin, latest)
-                say(next_speaker, interruption, seconds)
+                placer.add(next_speaker, interruption, seconds)
+
+            # The next turn begins in the second half of this one, or after a pause.
             if has_listener and rng.random() < style.overlap_prob:
                 overlap = rng.exponential(style.overlap_seconds) * rate
-                time = end - min(overlap, (end - begin) / 2)
+                start = end - min(overlap, (end - begin) / 2)
             else:
-                time = end + rng.exponential(style.pause_seconds) * rate
+                start = end + rng.exponential(style.pause_seconds) * rate
             speaker = next_speaker
-        return tuple(turns)
+        return tuple(placer.turns)
 
     def _mix(self, turns: Sequence[PlacedTurn]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of a conversation, int16, and in which each speaker speaks."""
+        """Return the samples of a conversation, int16, and who speaks in each, (K, S)."""
         mixed_S = np.zeros(self.crop_samples)
         num_speakers = max((turn.speaker + 1 for turn in turns), default=0)
         active_KS = np.zeros((num_speakers, self.crop_samples), dtype=bool)
@@ -318,6 +370,7 @@ class ConversationCrops(TrainCrops):
     def _read_turn(self, turn: PlacedTurn) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of a turn at its level, float64, and which of them are speech."""
         rate = self.manifest.sample_rate
+        # The turn with the speech around it.
         around = round(CONTEXT_SECONDS * rate)
         available = int(self.manifest.num_samples_N[turn.row])
         first = max(turn.first - around, 0)
@@ -329,39 +382,29 @@ class ConversationCrops(TrainCrops):
             speech = slice(round(start * rate), round(end * rate))
             voiced_S[speech] = True
 
-        speech_S = context_S[voiced_S].astype(np.float64)
-        # An utterance without speech stays as quiet as it is.
-        gain = 1.0
-        if len(speech_S):
-            rms = np.sqrt(np.square(speech_S).mean())
-            wanted_rms = 10 ** (turn.gain_db / 20) * SPEECH_RMS
-            gain = wanted_rms / max(rms, 1.0)
         begin = turn.first - first
         part = slice(begin, begin + turn.num_samples)
+        gain = gain_to(turn.gain_db, context_S[voiced_S])
         wave_S = context_S[part] * gain
-        longest_fade = turn.num_samples // 2
-        num_fade = min(round(FADE_SECONDS * rate), longest_fade)
-        ramp_S = np.linspace(0, 1, num_fade, endpoint=False)
-        wave_S[:num_fade] *= ramp_S
-        # Not -num_fade, which would be the whole turn for a fade of no samples.
-        fade_out = len(wave_S) - num_fade
-        wave_S[fade_out:] *= ramp_S[::-1]
+        fade_ends(wave_S, round(FADE_SECONDS * rate))
         return wave_S, voiced_S[part]
 
     def _label(self, row: int, first: int) -> np.ndarray:
         """Return speech_KF of a window of a recording."""
         reference = self._reference(row)
         grid = self.grid
-        last = first + self.crop_samples
-        by_speaker: dict[str, list[slice]] = {}
-        for turn in reference.turns:
-            if turn.start < last and turn.end > first:
-                frames = grid.covered(turn.start - first, turn.end - first)
-                by_speaker.setdefault(turn.speaker, []).append(frames)
-        active_KF = np.zeros((len(by_speaker), grid.num_frames), dtype=bool)
-        for active_F, name in zip(active_KF, sorted(by_speaker)):
-            for frames in by_speaker[name]:
-                active_F[frames] = True
+        end_of_window = first + self.crop_samples
+        turns = [
+            turn
+            for turn in reference.turns
+            if turn.start < end_of_window and turn.end > first
+        ]
+        names = sorted({turn.speaker for turn in turns})
+        active_KF = np.zeros((len(names), grid.num_frames), dtype=bool)
+        for turn in turns:
+            frames = grid.covered(turn.start - first, turn.end - first)
+            active_KF[names.index(turn.speaker), frames] = True
+
         is_known_F = np.zeros(grid.num_frames, dtype=bool)
         for start, end in reference.regions:
             frames = grid.covered(start - first, end - first)
@@ -373,12 +416,34 @@ class ConversationCrops(TrainCrops):
         return keep_most_active(active_KF, is_known_F)
 
     def _reference(self, row: int) -> Reference:
-        of_part = self.references[self.manifest.part_N[row]]
-        assert of_part is not None
+        """Return the truth about the recording in a row."""
+        part = int(self.manifest.part_N[row])
+        references = self.references[part]
+        assert references is not None
+        # The id in its directory: in the manifest, it may have the name of the directory before it.
         part_row = int(self.manifest.row_N[row])
-        # Without the name of the part, which ids of several directories carry.
-        part = self.manifest.parts[self.manifest.part_N[row]]
-        return of_part[part.ids[part_row]]
+        recording = self.manifest.parts[part].ids[part_row]
+        return references[recording]
+
+
+def gain_to(gain_db: float, speech_S: np.ndarray) -> float:
+    """Return the factor that brings speech to a level, in dB relative to SPEECH_RMS."""
+    # An utterance without speech stays as quiet as it is.
+    if not len(speech_S):
+        return 1.0
+    power = np.square(speech_S.astype(np.float64)).mean()
+    wanted_rms = 10 ** (gain_db / 20) * SPEECH_RMS
+    return wanted_rms / max(np.sqrt(power), 1.0)
+
+
+def fade_ends(wave_S: np.ndarray, num_fade: int) -> None:
+    """Fade a wave in and out in place, over so many samples or half of its length."""
+    num_fade = min(num_fade, len(wave_S) // 2)
+    ramp_S = np.linspace(0, 1, num_fade, endpoint=False)
+    wave_S[:num_fade] *= ramp_S
+    # Not -num_fade, which would be the whole wave for a fade of no samples.
+    fade_out = len(wave_S) - num_fade
+    wave_S[fade_out:] *= ramp_S[::-1]
 
 
 def label_frames(active_KS: np.ndarray, grid: FrameGrid) -> np.ndarray:
@@ -394,7 +459,8 @@ def keep_most_active(active_KF: np.ndarray, is_known_F: np.ndarray) -> np.ndarra
     Frames in which another one speaks, for whom the network has no output, become UNKNOWN.
     """
     # Stable, so that speakers with equally many frames keep their order.
-    order_K = np.argsort(-active_KF.sum(axis=1), kind="stable")
+    num_frames_K = active_KF.sum(axis=1)
+    order_K = np.argsort(-num_frames_K, kind="stable")
     chosen_KF = active_KF[order_K[:MAX_SPEAKERS]]
     others_KF = active_KF[order_K[MAX_SPEAKERS:]]
     speech_KF = np.zeros((MAX_SPEAKERS, active_KF.shape[1]), dtype=np.int8)

@@ -299,20 +299,38 @@ class _Reading:
         self.product_C = self.product_C + first_S @ all_SC
         self.peak_C = np.maximum(self.peak_C, block_peak_C)
 
+    @property
+    def differs_C(self) -> np.ndarray:
+        """Return whether each channel has other sound than the first one."""
+        return differ_from(0, self.power_C, self.product_C, self.peak_C)
+
+    @property
+    def is_audible_C(self) -> np.ndarray:
+        """Return whether each channel has more than the noise of an open input."""
+        return self.peak_C > MIN_OTHER_PEAK
+
+    @property
+    def peak(self) -> float:
+        """Return the largest magnitude in the channels that are read."""
+        lowest_peak = np.abs(self.lowest_C).max()
+        highest_peak = np.abs(self.highest_C).max()
+        return max(lowest_peak, highest_peak)
+
     def has_other_channel(self) -> bool:
         """Return whether a channel has other sound than the first one."""
-        differs_C = differ_from(0, self.power_C, self.product_C, self.peak_C)
-        return bool(differs_C.any())
+        return bool(self.differs_C.any())
 
     def is_cancelled(self) -> bool:
-        """Return whether the mean of channels with sound has none, as in opposite phase."""
-        if self.channels != "mix" or not (self.peak_C > MIN_OTHER_PEAK).any():
+        """Return whether the mean of the channels is silent though a channel has sound.
+
+        This happens to channels in opposite phase.
+        """
+        if self.channels != "mix" or not self.is_audible_C.any():
             return False
-        peak = max(np.abs(self.lowest_C).max(), np.abs(self.highest_C).max())
-        return bool(peak < 10 ** (levels.SILENT_DB / 20))
+        return bool(self.peak < 10 ** (levels.SILENT_DB / 20))
 
     def describe_cancelled(self) -> str:
-        """Return the line about channels without sound in their mean."""
+        """Return the line about channels that cancel each other in their mean."""
         return (
             f"{self.where}: has {self.num_channels} channels that cancel each other in"
             " their mean; choose one of them with --channel N (in Python channels=N)"
@@ -325,7 +343,7 @@ class _Reading:
             return
         number = index + 1 if self.reads_each else self.channels or 1
         where = self.where
-        is_audible_C = self.peak_C > MIN_OTHER_PEAK
+        is_audible_C = self.is_audible_C
         if self.num_channels > 1 and number != "mix":
             where = f"{self.where}, channel {number}"
             # A constant has a peak, too.
@@ -350,8 +368,7 @@ class _Reading:
 
     def warn_of_copies(self) -> None:
         """Warn of channels that are a louder or quieter copy of the first one."""
-        differs_C = differ_from(0, self.power_C, self.product_C, self.peak_C)
-        is_copy_C = ~differs_C & (self.peak_C > MIN_OTHER_PEAK)
+        is_copy_C = ~self.differs_C & self.is_audible_C
         if self.num_channels > 1 and is_copy_C[0] and is_copy_C[1:].any():
             number = 2 + int(is_copy_C[1:].argmax())
             log.warning(
@@ -456,9 +473,7 @@ def _spool(
 
 def _refuse_rounded_to_silence(reading: _Reading, source: Any) -> None:
     """Refuse values that only rounding to 16 bits made silent; silence itself is no error."""
-    lowest_peak = np.abs(reading.lowest_C).max()
-    highest_peak = np.abs(reading.highest_C).max()
-    peak = max(lowest_peak, highest_peak)
+    peak = reading.peak
     if 0 < peak < MIN_ROUNDED and not reading.is_cancelled():
         peak_db = 20 * np.log10(peak)
         raise ValueError(_too_faint(reading.where, peak_db, source))

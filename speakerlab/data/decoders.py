@@ -33,7 +33,8 @@ FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
 INTEGER_SUBTYPES = ("PCM_", "ULAW", "ALAW", "GSM", "IMA_ADPCM", "MS_ADPCM")
 BLOCK_SAMPLES = 1 << 18  # decoded at a time
-# Of floating point: a peak above 1 is an overshoot and clipped, above this it is another scale.
+# A peak above 1 in floating-point samples is an overshoot, and is clipped. Above this value, the
+# samples have another scale.
 MAX_PEAK = 2.0
 # Codes of libsndfile. The second is its answer to noise that looks like MP3.
 UNKNOWN_FORMAT, NO_REGULAR_FILE = 1, 7
@@ -335,19 +336,20 @@ def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
     except ValueError:
         decoder.close()
         raise
-    # As of a program that writes into a pipe, and does not know the length.
+    # A program that writes into a pipe cannot know the length, and states 0.
     states_nothing = decoder.stated_samples == 0
     if num_rest and states_nothing and decoder.sound.format in BYTE_ORDERS:
         decoder.read_behind_header()
         return decoder
-    share = num_rest / size_of(file)
     max_padding = max(MAX_PADDING_BYTES, MAX_PADDING_SHARE * size_of(file))
-    # A header that states no samples has a placeholder: everything is behind it.
+    # All sound is behind such a header, however short it is.
     if states_nothing:
         max_padding = 0
     if num_rest <= max_padding:
         return decoder
-    if share <= MAX_REST_SHARE and find_spec("av") is None:
+    # Without PyAV, a small rest is taken for no sound.
+    is_small_rest = num_rest / size_of(file) <= MAX_REST_SHARE
+    if is_small_rest and find_spec("av") is None:
         return decoder
     decoder.close()
     samples = decoder.stated_samples or 0

@@ -23,9 +23,8 @@ class Listing:
     """Files below a folder: recordings, and others, which are only counted."""
 
     recordings: list[Path] = field(default_factory=list)  # sorted
-    leftovers: list[str] = field(
-        default_factory=list
-    )  # names of files and of whole folders
+    # Names of files and of whole folders.
+    leftovers: list[str] = field(default_factory=list)
     endings: Counter[str] = field(default_factory=Counter)  # of all other files
 
     def skipped(self) -> str:

@@ -417,7 +417,7 @@ def train_loader(
     num_ahead: crops that are fetched from an object store in advance, if the shards are in one.
     """
     if remote_bytes(crops.manifest):
-        warn_of_small_cache(bytes_of_windows(crops.manifest, 2))
+        warn_of_small_cache(bytes_in_use(crops.manifest))
         slot_lists = read_ahead(
             slot_lists, crops.draw, crops.fetch, num_ahead=num_ahead
         )
@@ -462,9 +462,13 @@ def remote_bytes(manifest: Manifest) -> int:
     return num_bytes
 
 
-def bytes_of_windows(manifest: Manifest, num_windows: int) -> int:
-    """Return the bytes of `remote_bytes` in which an epoch shuffles its rows at once."""
-    num_rows = BLOCK_ROWS * WINDOW_BLOCKS * num_windows
+def bytes_in_use(manifest: Manifest) -> int:
+    """Return the bytes of object stores that training reads from at a time.
+
+    An epoch shuffles a window of rows at once. While crops of a window are read, those of the next
+    one are read ahead.
+    """
+    num_rows = 2 * BLOCK_ROWS * WINDOW_BLOCKS
     num_bytes = remote_bytes(manifest)
     if len(manifest) <= num_rows:
         return num_bytes

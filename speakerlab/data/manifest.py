@@ -23,8 +23,8 @@ from speakerlab.data.shards import (
     FEATURES,
     WAVES,
     Packed,
+    hold_shards,
     is_packed,
-    keep,
     read_packed,
 )
 
@@ -37,7 +37,8 @@ class Texts(Sequence[str]):
     """One string per row, looked up on access."""
 
     def __init__(self, length: int, get: Callable[[int], str]) -> None:
-        self.length, self.get = length, get
+        self.length = length
+        self.get = get
 
     def __len__(self) -> int:
         return self.length
@@ -199,55 +200,66 @@ class Manifest:
 def split_valid_of_parts(
     manifest: Manifest, num_speakers: int
 ) -> tuple[Manifest, Manifest]:
-    """`split_valid` with speakers of every part, in proportion to their numbers.
+    """Return (training, validation) after taking out speakers of every part.
 
-    A part of ten speakers or more has at least two of them, so that it has trials of its own. A
-    speaker of several parts counts in the first.
+    They are divided in proportion to the parts' numbers of speakers. A part of ten speakers or more
+    has at least two of them, so that it has trials of its own. A speaker of several parts counts in
+    the first.
     """
-    parts_of = _parts_of_speakers(manifest)
-    speakers_of: list[list[str]] = [[] for _ in manifest.parts]
-    for speaker, part in zip(manifest.speakers, parts_of):
-        speakers_of[part].append(speaker)
-    counts = _divide(num_speakers, [len(speakers) for speakers in speakers_of])
+    speakers_of_parts: list[list[str]] = [[] for _ in manifest.parts]
+    for speaker, part in zip(manifest.speakers, _first_parts(manifest)):
+        speakers_of_parts[part].append(speaker)
+    sizes = [len(speakers) for speakers in speakers_of_parts]
     valid: list[str] = []
-    for speakers, count in zip(speakers_of, counts):
-        valid += sorted(speakers, key=_hash_for_validation)[:count]
+    for speakers, count in zip(speakers_of_parts, _divide(num_speakers, sizes)):
+        by_hash = sorted(speakers, key=_hash_for_validation)
+        valid += by_hash[:count]
     train = set(manifest.speakers) - set(valid)
     return manifest.of_speakers(train), manifest.of_speakers(valid)
 
 
-def _parts_of_speakers(manifest: Manifest) -> list[int]:
+def _first_parts(manifest: Manifest) -> list[int]:
     """Return the first part in which each speaker occurs."""
-    first_part = np.full(len(manifest.speakers), len(manifest.parts), dtype=np.int64)
-    np.minimum.at(first_part, manifest.speaker_N, manifest.part_N)
-    return first_part.tolist()
+    first_parts = np.full(len(manifest.speakers), len(manifest.parts), dtype=np.int64)
+    np.minimum.at(first_parts, manifest.speaker_N, manifest.part_N)
+    return first_parts.tolist()
 
 
 def _divide(total: int, sizes: Sequence[int]) -> list[int]:
     """Divide `total` validation speakers in proportion to the sizes of the parts.
 
     One speaker alone has no trials: a part of ten or more gets at least two, a smaller one none
-    or two; the largest part makes up for the difference.
+    or two; the largest part makes up for the difference. Where that is impossible, the numbers are
+    only in proportion.
     """
-    exact = [total * size / sum(sizes) for size in sizes]
-    counts = [round(share) for share in exact]
-    for index, size in enumerate(sizes):
-        if counts[index] < 2:
-            counts[index] = 2 if size >= 10 else 0
+    shares = [total * size / sum(sizes) for size in sizes]
+    counts: list[int] = []
+    for share, size in zip(shares, sizes):
+        count = round(share)
+        if count < 2:
+            count = 2 if size >= 10 else 0
+        counts.append(count)
+
     largest = sizes.index(max(sizes))
     counts[largest] += total - sum(counts)
     fewest = 2 if total >= 2 else 0
-    # Parts with more than their least give to the largest.
+    # Other parts with more than two speakers may have to give some to the largest.
     while counts[largest] < fewest and max(counts) > 2:
-        counts[counts.index(max(counts))] -= 1
+        giver = counts.index(max(counts))
+        counts[giver] -= 1
         counts[largest] += 1
     if fewest <= counts[largest] <= sizes[largest]:
         return counts
+    return _round_shares(shares, total)
 
-    # Too few or too many for this: what rounding down leaves goes to the largest remainders.
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(sizes)), key=lambda i: counts[i] - exact[i])
-    for index in by_remainder[: total - sum(counts)]:
+
+def _round_shares(shares: Sequence[float], total: int) -> list[int]:
+    """Round shares to whole numbers whose sum is `total`: the largest remainders are rounded up."""
+    counts = [int(share) for share in shares]
+    remainders = [share - count for share, count in zip(shares, counts)]
+    by_remainder = sorted(range(len(shares)), key=lambda index: -remainders[index])
+    num_missing = total - sum(counts)
+    for index in by_remainder[:num_missing]:
         counts[index] += 1
     return counts
 
@@ -369,25 +381,35 @@ def read_manifest(
     order_N = np.argsort(hash_N, kind="stable")
     manifest = in_part_order.of_rows(order_N)
 
-    # Equal ids have equal hashes, so they are neighbours now. Different ids may have equal hashes
-    # too, by chance.
-    sorted_hash_N = hash_N[order_N]
-    has_hash_of_next = sorted_hash_N[1:] == sorted_hash_N[:-1]
+    repeated = _find_repeated(manifest, hash_N[order_N])
+    return replace(manifest, repeated=frozenset(repeated))
+
+
+def _find_repeated(manifest: Manifest, hash_N: np.ndarray) -> set[str]:
+    """Return the ids that are in several directories, with different recordings; log them.
+
+    hash_N: of the ids, rising. Raises ValueError for an id with one recording in two directories.
+    """
+    # Equal ids have equal hashes, so they are neighbours. Different ids may have equal hashes too,
+    # by chance.
+    has_hash_of_next = hash_N[1:] == hash_N[:-1]
     suspect_rows = np.flatnonzero(has_hash_of_next)
     ids = manifest.ids
     paths = manifest.paths
-    where = " + ".join(part_names)
+    where = " + ".join(manifest.names)
     paths_of: dict[str, set[str]] = {}  # id that is repeated -> its recordings
     for row in suspect_rows.tolist():
-        if ids[row] != ids[row + 1]:
+        utterance = ids[row]
+        if ids[row + 1] != utterance:
             continue
-        places = paths_of.setdefault(ids[row], {paths[row]})
-        if paths[row + 1] in places:
+        known_paths = paths_of.setdefault(utterance, {paths[row]})
+        path = paths[row + 1]
+        if path in known_paths:
             raise ValueError(
-                f"{where}: {ids[row]} is in two directories, with the same recording"
-                f" ({paths[row + 1]}); leave it out of one of them"
+                f"{where}: {utterance} is in two directories, with the same recording"
+                f" ({path}); leave it out of one of them"
             )
-        places.add(paths[row + 1])
+        known_paths.add(path)
     repeated = set(paths_of)
     if repeated:
         log.warning(
@@ -397,7 +419,7 @@ def read_manifest(
             count_of(len(repeated), "utterance"),
             min(repeated),
         )
-    return replace(manifest, repeated=frozenset(repeated))
+    return repeated
 
 
 def name_speakers(
@@ -413,10 +435,10 @@ def name_speakers(
     owners: dict[str, list[str]] = {}  # id -> directories that do not share it
     for speakers, name, is_shared in zip(speakers_of, names, shares):
         for speaker in speakers:
-            places = owners.setdefault(speaker, [])
+            directories = owners.setdefault(speaker, [])
             if not is_shared:
-                places.append(name)
-    repeated = {speaker for speaker, places in owners.items() if len(places) > 1}
+                directories.append(name)
+    repeated = {speaker for speaker in owners if len(owners[speaker]) > 1}
     if not repeated:
         return [list(speakers) for speakers in speakers_of]
 
@@ -431,7 +453,7 @@ def name_speakers(
     )
     named: list[list[str]] = []
     for speakers, name, is_shared in zip(speakers_of, names, shares):
-        own_names: list[str] = []
+        names_of_part: list[str] = []
         for speaker in speakers:
             if speaker in repeated and is_shared:
                 raise ValueError(
@@ -439,8 +461,9 @@ def name_speakers(
                     f" different one in {' and '.join(owners[speaker])}; add `speakers:"
                     " shared` to all but one of them, or rename it"
                 )
-            own_names.append(f"{name}/{speaker}" if speaker in repeated else speaker)
-        named.append(own_names)
+            is_repeated = speaker in repeated
+            names_of_part.append(f"{name}/{speaker}" if is_repeated else speaker)
+        named.append(names_of_part)
     return named
 
 
@@ -449,7 +472,7 @@ def read_part(folder: Path, *, sample_rate: int) -> Columns:
     columns = read_columns(folder, sample_rate=sample_rate)
     # Lock before reading the index: no `speakerlab pack` may replace the shards from here on.
     if is_packed(folder):
-        keep(folder.resolve())
+        hold_shards(folder.resolve())
     return replace(
         columns,
         waves=_read_current(folder / WAVES, columns),

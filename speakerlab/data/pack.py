@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.core import done
-from speakerlab.core.atomic import alone, locked, replacing
+from speakerlab.core.atomic import locked, replacing
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
@@ -35,7 +35,7 @@ from speakerlab.data.shards import (
     ShardWriter,
     open_shard,
     read_packed,
-    unread,
+    without_readers,
 )
 from speakerlab.data.tables import (
     Rejection,
@@ -124,20 +124,20 @@ def pack_data_dir(
         if fault:
             raise fault
 
-        # `unread` refuses before the work, not only when the shards are joined. The lock waits for
-        # a check, which may change the tables, or for another packing.
-        with locked(folder / LOCK) as waited, unread(folder):
+        # Refuse readers before the work, not only when the shards are joined. The lock waits for a
+        # check, which may change the tables, or for another packing.
+        with locked(folder / LOCK) as waited, without_readers(folder):
             if waited:
                 columns = read_columns(folder, sample_rate=layout.sample_rate)
         if waited and _is_packed_from(columns, folder, layout, made_with, store=store):
             return f"{folder}: already packed"
-        before = packed_codec(folder / layout.folder)
-        if before is not None:
+        old_codec = packed_codec(folder / layout.folder)
+        if old_codec is not None:
             log.info(
                 "%s: packed before as %s, from other recordings or in another way;"
                 " packing again as %s",
                 folder,
-                before,
+                old_codec,
                 layout.codec,
             )
         if not len(columns):
@@ -216,12 +216,14 @@ def _plan_job(
 ) -> Job:
     """Divide the utterances into shards, and make the folder that they are written to."""
     bounds = shard_bounds(columns.num_samples_N)
-    # Jobs on several hosts must find the same folder, and the times of files may differ there.
+    # Jobs on several hosts must find the same folder, so the times of the recordings, which may
+    # differ between hosts, are left out.
     shared_facts = dict(made_with)
     shared_facts.pop("recordings", None)
     inputs = [columns.sha256, asdict(layout), shared_facts, bounds]
     if store is not None:
-        # What another packing has written here, or to another store, is not there.
+        # Each store has a folder of its own: a shard that is done for another place, or for this
+        # host, has not been uploaded to this store.
         inputs.append(store.url)
     plan = json.dumps(inputs)
     digest = hashlib.sha256(plan.encode()).hexdigest()
@@ -277,7 +279,7 @@ def _pack(
 
     packed_shards = count_of(len(shards), "shard")
     # Only one job joins: the others find the folder moved to its place.
-    with alone(folder / LOCK):
+    with locked(folder / LOCK):
         if not job.work_dir.exists():
             return f"{folder}: {packed_shards} packed, all joined by another job"
         num_missing = 0
@@ -294,7 +296,7 @@ def _pack(
             return (
                 f"{folder}: {packed_shards} packed, left to other jobs: {num_missing}"
             )
-        with unread(folder):
+        with without_readers(folder):
             return _join(job, made_with, allow_rejected)
 
 
@@ -402,19 +404,19 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     refused_list.unlink(missing_ok=True)
 
     # The columns of all shards, one after another.
-    column: dict[str, np.ndarray] = {}
+    joined: dict[str, np.ndarray] = {}
     for name in shard_arrays[0]:
         parts = [arrays[name] for arrays in shard_arrays]
-        column[name] = np.concatenate(parts)
+        joined[name] = np.concatenate(parts)
     shard_sizes = [len(arrays["row"]) for arrays in shard_arrays]
     shard_numbers = np.arange(num_shards, dtype=np.int32)
-    utterances = [job.columns.ids[row] for row in column["row"]]
+    utterances = [job.columns.ids[row] for row in joined["row"]]
 
     # Where the blocks of each utterance begin: block_N has one more element than utterances.
-    num_blocks_N = -(-column["num_units"] // layout.block_units)  # rounded up
+    num_blocks_N = -(-joined["num_units"] // layout.block_units)  # rounded up
     block_N = np.concatenate([[0], np.cumsum(num_blocks_N)])
-    block_start_K = column["block_start"]
-    block_size_K = column["block_size"]
+    block_start_K = joined["block_start"]
+    block_size_K = joined["block_size"]
     if layout.codec != "flac":
         # Only compressed blocks need their places; others follow from the size of a block.
         block_start_K = block_start_K[:0]
@@ -435,10 +437,10 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
         shards=tuple(shard_names),
         ids=Strings.of(utterances),
         shard_N=np.repeat(shard_numbers, shard_sizes),
-        start_N=column["start"],
-        num_units_N=column["num_units"],
+        start_N=joined["start"],
+        num_units_N=joined["num_units"],
         block_N=block_N.astype(np.int64),
-        crc_K=column["crc"],
+        crc_K=joined["crc"],
         block_start_K=block_start_K,
         block_size_K=block_size_K,
     )

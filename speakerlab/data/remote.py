@@ -51,9 +51,8 @@ INSTALL = "pip install fsspec s3fs aiohttp"
 # MB/s, half of the time of a piece of this size is latency.
 PIECE_BYTES = 1 << 20
 ATTEMPTS = 5
-FIRST_PAUSE = (
-    0.5  # seconds before the second attempt; each further pause is twice as long
-)
+# Seconds before the second attempt; each further pause is twice as long.
+FIRST_PAUSE = 0.5
 ATTEMPT_SECONDS = 20.0
 NUM_CONNECTIONS = 16  # of the process that reads ahead
 DEFAULT_GB = 100.0
@@ -195,8 +194,14 @@ class NoDriverError(ValueError):
 def _open_store(url: str, _process: int) -> tuple[Any, str]:
     protocol = url.partition("://")[0]
     try:
+        from fsspec import asyn
         from fsspec.core import url_to_fs
 
+        # The versions until 2025.3 leave the loop of their parent to a forked process, in which its
+        # thread does not run: all requests would wait for ever.
+        thread = asyn.iothread[0]
+        if thread is not None and not thread.is_alive():
+            asyn.reset_lock()
         system, root = url_to_fs(url, **OPTIONS.get(protocol, {}))
     except (ImportError, ValueError) as error:
         raise NoDriverError(
@@ -270,22 +275,23 @@ class Cache:
         Raises ValueError, one line, if other files fill the disk.
         """
         self._reserve(len(content))
-        for is_last in (False, True):
-            try:
-                with replacing(path) as partial:
-                    partial.write_bytes(content)
-                return
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                if is_last:
-                    raise ValueError(
-                        f"{self.folder}: the disk is full ({error.strerror}); make room,"
-                        " lower runtime.cache_gb, or set runtime.cache_dir to another"
-                        " disk"
-                    ) from None
-            # The disk has less room than the cache may take.
-            self._shrink(len(content))
+        try:
+            _write(path, content)
+            return
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        # The disk has less room than the cache may take: make room, and try once more.
+        self._shrink(len(content))
+        try:
+            _write(path, content)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise ValueError(
+                f"{self.folder}: the disk is full ({error.strerror}); make room,"
+                " lower runtime.cache_gb, or set runtime.cache_dir to another disk"
+            ) from None
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
@@ -333,7 +339,7 @@ class Cache:
             self._write_ledger(self._evict(used * 3 // 4) + num_bytes)
 
     def _read_ledger(self) -> int | None:
-        """Return the bytes of all files, or more; None if nobody has counted them."""
+        """Return the bytes of all files or, if some were removed since, more; None if unknown."""
         try:
             return int((self.folder / "ledger").read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):  # cut by the end of a host
@@ -368,6 +374,11 @@ class Cache:
             path.unlink(missing_ok=True)
             total -= size
         return total
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 # The cache of this process and its children: there is one disk, whoever reads the shards.
@@ -421,7 +432,7 @@ class RemoteShards:
         """Read a range of a shard through the cache; shard_bytes: where its last piece ends."""
         end = start + num_bytes
         parts: list[bytes] = []
-        for number in range(start // PIECE_BYTES, -(-end // PIECE_BYTES)):
+        for number in _pieces_of(start, end):
             piece_start = number * PIECE_BYTES
             piece_end = min(piece_start + PIECE_BYTES, shard_bytes)
             first = max(start, piece_start) - piece_start
@@ -436,8 +447,7 @@ class RemoteShards:
 
     def discard(self, shard: str, start: int, num_bytes: int) -> None:
         """Remove a range, in which a block is damaged, from the cache."""
-        end = start + num_bytes
-        for number in range(start // PIECE_BYTES, -(-end // PIECE_BYTES)):
+        for number in _pieces_of(start, start + num_bytes):
             self._piece(shard, number).unlink(missing_ok=True)
 
     def _piece(self, shard: str, number: int) -> Path:
@@ -454,6 +464,13 @@ class RemoteShards:
                 piece = self.store.read(shard, start, num_bytes)
                 CACHE.add(path, piece)
         return piece
+
+
+def _pieces_of(start: int, end: int) -> range:
+    """Return the numbers of the pieces that hold a range of a shard."""
+    first = start // PIECE_BYTES
+    stop = -(-end // PIECE_BYTES)  # rounded up
+    return range(first, stop)
 
 
 def read_reference(folder: Path) -> RemoteShards | None:

@@ -92,7 +92,7 @@ def local_folder(url: str) -> Path:
     text = store.read_whole(DIRECTORY)
     # Other tables are another directory, so that no training sees half of a change.
     digest = sha256(text).hexdigest()[:16]
-    name = store.url.rpartition("/")[2]
+    _, _, name = store.url.rpartition("/")
     folder = remote.CACHE.folder / "tables" / digest / name
     with remote.CACHE.lock(folder):
         if not folder.exists():
@@ -108,10 +108,13 @@ def _download(store: Store, text: bytes, folder: Path) -> None:
     log.info("%s: downloading %.1f MB of tables", store.url, num_bytes / 1e6)
     with replacing_folder(folder) as fresh:
         for name, table in directory.tables.items():
-            (fresh / _checked_name(name, where)).write_bytes(
-                _read_table(store, name, table)
-            )
-        shards = RemoteShards(store.url, directory.index_sha256, directory.index_bytes)
+            path = fresh / _checked_name(name, where)
+            path.write_bytes(_read_table(store, name, table))
+        shards = RemoteShards(
+            url=store.url,
+            index_sha256=directory.index_sha256,
+            index_bytes=directory.index_bytes,
+        )
         shards_folder = fresh / _checked_name(directory.shards, where)
         shards_folder.mkdir()
         shards.write_reference(shards_folder)

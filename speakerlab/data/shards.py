@@ -44,7 +44,7 @@ MAX_OPEN = 64  # shards that a process keeps open
 AGAIN = "and pack again (speakerlab pack)"
 # Lock in the data directory, shared by the processes that read its shards.
 READERS = ".readers.lock"
-_one_reader = threading.Lock()  # where a read needs two calls
+_seek_and_read = threading.Lock()  # where a read needs these two calls
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def read_range(file: io.FileIO, start: int, num_bytes: int) -> bytes:
     """Return a range of a shard, less where it ends early; threads may share the file."""
     if hasattr(os, "pread"):
         return os.pread(file.fileno(), num_bytes, start)
-    with _one_reader:  # on Windows, where each process has a file of its own
+    with _seek_and_read:  # on Windows, where each process has a file of its own
         file.seek(start)
         return file.read(num_bytes)
 
@@ -222,7 +222,7 @@ def is_packed(folder: Path) -> bool:
 
 
 @cache
-def keep(folder: Path) -> IO[str] | None:
+def hold_shards(folder: Path) -> IO[str] | None:
     """Keep the shards of a data directory from being replaced until this process ends."""
     # The cache keeps the file open, and thereby the lock. A shared lock needs no right to write:
     # "r" opens the file of another user.
@@ -235,8 +235,8 @@ def keep(folder: Path) -> IO[str] | None:
 
 
 @contextmanager
-def unread(folder: Path) -> Iterator[None]:
-    """Raise ValueError if another process reads the shards; keep new readers out meanwhile."""
+def without_readers(folder: Path) -> Iterator[None]:
+    """Raise ValueError if another process reads the shards; else keep readers out in the block."""
     if not is_packed(folder):
         yield
         return
@@ -285,12 +285,13 @@ class Packed:
             # An utterance without samples has no block.
             rows = np.flatnonzero(np.diff(self.block_N))
             last_block = self.block_N[rows + 1] - 1
-            end = self.block_start_K[last_block] + self.block_size_K[last_block]
+            end_bytes = self.block_start_K[last_block] + self.block_size_K[last_block]
         else:
             rows = np.arange(len(self))
-            end = self.start_N + self.num_units_N * self.layout.unit_bytes
+            end_bytes = self.start_N + self.num_units_N * self.layout.unit_bytes
+        # The largest end of the utterances of each shard.
         num_bytes = np.zeros(len(self.shards), dtype=np.int64)
-        np.maximum.at(num_bytes, self.shard_N[rows], end)
+        np.maximum.at(num_bytes, self.shard_N[rows], end_bytes)
         return num_bytes.tolist()
 
     def cut_short(self) -> Iterator[Path]:

@@ -35,14 +35,21 @@ def check_arguments(
     segments: Any,
     trials: Any,
     columns: Any,
-    **mappings: Any,
+    enroll: Any,
+    about: Any,
+    nameless: Any,
+    not_used: Any,
 ) -> None:
     """Raise ValueError for an argument of another shape than that of its example.
 
     Rows of trials and models are only checked by `trial_lines` and `enroll_table`, which write
-    them: they may be read only once. mappings: the other arguments.
+    them: they may be read only once.
     """
-    mappings |= {
+    mappings = {
+        "enroll": enroll,
+        "about": about,
+        "nameless": nameless,
+        "not_used": not_used,
         "speakers": speakers,
         "segments": segments,
         "trials": trials,
@@ -148,10 +155,8 @@ def trial_lines(name: str, rows: Any) -> Iterable[str]:
         try:
             enrol, test, is_target = row
             label = LABEL_OF.get(is_target)
-        except (
-            TypeError,
-            ValueError,
-        ):  # not three values, or a list in place of a label
+        # Not three values, or a list in place of a label.
+        except (TypeError, ValueError):
             _refuse_trial(name, number, row)
         are_words = _is_word(enrol) and _is_word(test)
         # A text of three letters can be unpacked, too.

@@ -22,7 +22,7 @@ from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults, nearest
 from speakerlab.core.leftovers import is_leftover
 from speakerlab.core.reading import open_text, read_text, refuse_twins
-from speakerlab.data.shards import unread
+from speakerlab.data.shards import without_readers
 from speakerlab.data.table_arguments import (
     check_arguments,
     enroll_table,
@@ -496,7 +496,7 @@ def write_data_dir(
             " without wav.scp; give another --data"
         )
     # The new folder also replaces shards in the old one, so no process may be reading them.
-    with unread(folder), replacing_folder(folder) as fresh:
+    with without_readers(folder), replacing_folder(folder) as fresh:
         write_table(fresh / "wav.scp", paths)
         if speakers is not None:
             write_table(fresh / "utt2spk", speakers)

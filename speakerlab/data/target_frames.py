@@ -1,7 +1,7 @@
 """Stored frames of a teacher: what it computes at each time of an utterance, for crops of it.
 
-Frames are many: of CAM++, 25 in a second are kept, of 512 channels, 26 kB as float16. So they stay
-on disk, in files of some utterances each, and a data worker reads only those of its crop.
+A second of CAM++ has 25 frames of 512 channels, which take 26 kB as float16. So frames stay on
+disk, in files of some utterances each, and a data worker reads only those of its crop.
 
 Letters: U utterances of a file, F frames of all of them, T frames of a crop, C channels,
 D dimensions of an embedding, N utterances.
@@ -80,19 +80,14 @@ def open_frames(path: Path) -> FrameFile | None:
 
 @dataclass(frozen=True)
 class TargetFrames:
-    """The stored frames of each utterance.
+    """Where the frames of each utterance are stored."""
 
-    num_samples_N: of the utterances. paths, file_N, first_N, num_frames_N: the files, and for each
-    utterance its file, its first frame in the file, and the number of its frames. crop_frames: so
-    many frames are read for a crop.
-    """
-
-    num_samples_N: np.ndarray
-    paths: Sequence[Path]
-    file_N: np.ndarray
-    first_N: np.ndarray
+    num_samples_N: np.ndarray  # of the utterances
+    paths: Sequence[Path]  # the files
+    file_N: np.ndarray  # index into `paths`
+    first_N: np.ndarray  # first frame of an utterance in its file
     num_frames_N: np.ndarray
-    crop_frames: int
+    crop_frames: int  # frames to read for a crop
 
     def read(self, row: int, first_sample: int) -> np.ndarray:
         """Return frames_CT, float16, of a crop that begins at a sample of an utterance.
@@ -101,17 +96,18 @@ class TargetFrames:
         gets its samples again.
         """
         num_frames = int(self.num_frames_N[row])
+        # Frames and samples are spread evenly over the utterance, so a crop begins after the same
+        # share of both. Rounded up, it could end behind the last frame.
         share = first_sample / int(self.num_samples_N[row])
-        # A frame stands for its share of the utterance, but the last crop ends with the last frame.
         last_start = max(num_frames - self.crop_frames, 0)
         start = min(round(share * num_frames), last_start)
         end = min(start + self.crop_frames, num_frames)
-        in_file = int(self.first_N[row])
 
         path = self.paths[self.file_N[row]]
+        first_in_file = int(self.first_N[row])
         with safe_open(path, framework="numpy") as file:
             frames = file.get_slice("frames")
-            frames_TC: np.ndarray = frames[in_file + start : in_file + end]
+            frames_TC: np.ndarray = frames[first_in_file + start : first_in_file + end]
         if len(frames_TC) < self.crop_frames:
             repeated_T = np.arange(self.crop_frames) % len(frames_TC)
             frames_TC = frames_TC[repeated_T]

@@ -144,6 +144,15 @@ def watched(
         # torch's handler raises anywhere in the trainer; `next` notices a dead worker as well.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
+    try:
+        yield from _batches_of(batches, watch, stall_seconds)
+    finally:
+        _end(batches, watch.workers)
+
+
+def _batches_of(
+    batches: Iterator[Batch], watch: Watch, stall_seconds: float
+) -> Iterator[Batch]:
     last_batch_time = time.monotonic()
     num_warnings = 0
     while True:
@@ -169,3 +178,17 @@ def watched(
         yield batch
         last_batch_time = time.monotonic()
         num_warnings = 0
+
+
+def _end(batches: Iterator[Batch], workers: Sequence[BaseProcess]) -> None:
+    """End the workers of an iterator of torch, also while an error still refers to it.
+
+    Left to Python's collector, a worker is never told to end. Python would then wait for ever when
+    it exits: it sends SIGTERM, which workers leave to their rank.
+    """
+    if workers:
+        iterator: Any = batches
+        iterator._shutdown_workers()
+    for worker in workers:
+        if worker.is_alive():  # in a file that does not answer
+            worker.kill()

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from speakerlab.core import done
 from speakerlab.core.atomic import replacing_folder, write_text
 from speakerlab.core.counting import count_of
-from speakerlab.data.columns import keep_rate
+from speakerlab.data.columns import copy_rate
 from speakerlab.data.manifest import Manifest
-from speakerlab.data.shards import unread
+from speakerlab.data.shards import without_readers
 from speakerlab.data.tables import (
     list_conditions,
     read_about,
@@ -87,8 +87,8 @@ def find_copies(manifest: Manifest, *, num_threads: int) -> list[list[int]]:
         return_inverse=True,
         return_counts=True,
     )
-    num_as_long_N = count_L[length_N]
-    rows = np.flatnonzero(num_as_long_N > 1).tolist()
+    num_of_this_length_N = count_L[length_N]
+    rows = np.flatnonzero(num_of_this_length_N > 1).tolist()
 
     def digest_of(row: int) -> bytes:
         num_samples = int(manifest.num_samples_N[row])
@@ -102,9 +102,9 @@ def find_copies(manifest: Manifest, *, num_threads: int) -> list[list[int]]:
             rows_of.setdefault(digest, []).append(row)
     ids = manifest.ids
     copies: list[list[int]] = []
-    for same in rows_of.values():
-        if len(same) > 1:
-            copies.append(sorted(same, key=lambda row: ids[row]))
+    for equal_rows in rows_of.values():
+        if len(equal_rows) > 1:
+            copies.append(sorted(equal_rows, key=lambda row: ids[row]))
     return copies
 
 
@@ -142,25 +142,20 @@ def look_through(
     unit_ND = _centred(unit_rows(emb_ND[rows], judged_ids))
     judgement = judge(unit_ND, speaker_N, far=far)
 
-    score_of = dict(zip(rows, judgement.own_N.tolist()))
+    score_of = dict(zip(rows, judgement.own_score_N.tolist()))
     _keep_best_labels(copies, copy_of, score_of)
     new_names = _join(judgement.pairs, names) if joins_speakers else {}
 
+    # A copy whose label is wrong is dropped as a copy.
     findings = _duplicates(copy_of, ids, speakers)
-    dropped = {finding.id for finding in findings}
+    copied_ids = {finding.id for finding in findings}
     for finding in _other_speakers(judgement, judged_ids, names, speaker_N):
-        # A copy whose label is wrong was dropped above.
-        if finding.id not in dropped:
+        if finding.id not in copied_ids:
             findings.append(finding)
-    dropped.update(finding.id for finding in findings)
-
+    dropped = {finding.id for finding in findings}
     findings += _same_persons(judgement, names, new_names)
-    not_judged = np.flatnonzero(np.isnan(judgement.own_N))
-    for index in not_judged.tolist():
-        utterance = judged_ids[index]
-        speaker = judged_speakers[index]
-        if utterance not in dropped:
-            finding = Finding(utterance, NOT_JUDGED, speaker, action="keep")
+    for finding in _not_judged(judgement, judged_ids, judged_speakers):
+        if finding.id not in dropped:
             findings.append(finding)
 
     remaining: dict[str, str] = {}
@@ -230,16 +225,32 @@ def _other_speakers(
     for index in np.flatnonzero(judgement.is_suspect_N).tolist():
         # Suggest a speaker only if the utterance is as like that one as good utterances are.
         suggested = ""
-        if judgement.other_N[index] >= judgement.threshold:
-            suggested = names[int(judgement.nearest_N[index])]
+        if judgement.other_score_N[index] >= judgement.threshold:
+            suggested = names[int(judgement.nearest_speaker_N[index])]
         finding = Finding(
             id=ids[index],
             kind=OTHER_SPEAKER,
             speaker=names[int(speaker_N[index])],
             action="drop",
             suggested=suggested,
-            score=float(judgement.own_N[index]),
+            score=float(judgement.own_score_N[index]),
             threshold=judgement.threshold,
+        )
+        findings.append(finding)
+    return findings
+
+
+def _not_judged(
+    judgement: Judgement, ids: Sequence[str], speakers: Sequence[str]
+) -> list[Finding]:
+    """Return a finding for each utterance whose speaker has no other to compare it with."""
+    findings: list[Finding] = []
+    for index in np.flatnonzero(np.isnan(judgement.own_score_N)).tolist():
+        finding = Finding(
+            id=ids[index],
+            kind=NOT_JUDGED,
+            speaker=speakers[index],
+            action="keep",
         )
         findings.append(finding)
     return findings
@@ -315,7 +326,7 @@ def write_cleaned(
     lines = [COLUMNS.replace(" ", "\t")]
     lines += [finding.line() for finding in cleaning.findings]
     # No process may be reading shards that `speakerlab pack` has written there.
-    with unread(out), replacing_folder(out) as fresh:
+    with without_readers(out), replacing_folder(out) as fresh:
         write_data_dir(
             fresh,
             wavs={recording: wavs[recording] for recording in recordings},
@@ -324,7 +335,7 @@ def write_cleaned(
             columns=columns,
             about=read_about(folder),
         )
-        keep_rate(folder, fresh)
+        copy_rate(folder, fresh)
         write_text(fresh / FINDINGS, "\n".join(lines) + "\n")
         done.record(fresh / RECORD, inputs, outputs=["wav.scp", "utt2spk", FINDINGS])
 

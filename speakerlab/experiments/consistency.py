@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from speakerlab.checkpoints.model_files import (
     find_model,
@@ -89,33 +89,23 @@ def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config
     A model that is published from this training can then be loaded without the folder of the
     pretrained model. A training with --init takes all weights from there, and saves all.
     """
-    earlier: Config | None = None  # whose description is taken
+    model: str = config.frontend["model"]
+    description: dict[str, Any] | None = None
     if was_begun(exp_dir):
         earlier = load_config([exp_dir / "config.yaml"])
+        description = _earlier_description(earlier)
+        # The branch of a hub may have moved since the training began: keep its commit.
+        earlier_model = str(earlier.frontend.get("model"))
+        if description is not None and earlier_model.startswith(f"{model}@"):
+            description["model"] = earlier_model
     elif init is not None:
-        earlier = load_config([find_model(init) / "config.yaml"])
-    model: str = config.frontend["model"]
-    if earlier is None or not earlier.is_pretrained:
-        folder = find_folder(model)
-        description = {
-            **describe(model)._asdict(),
-            "sha256": weights_sha256(folder),
-            "weights": "base",
-        }
-        # A published model may be used from any folder.
-        # That of a hub is pinned to the commit that was found.
-        description["model"] = origin_of(folder)
-        if not model.startswith(HUB):
-            description["model"] = str(folder.resolve())
-    else:
-        keys = ("architecture", "preprocessing", "sha256", "weights")
-        description = {key: earlier.frontend[key] for key in keys}
-        # The branch of a hub may have moved since the training began.
-        if earlier.frontend["model"].startswith(f"{model}@"):
-            description["model"] = earlier.frontend["model"]
-        if not was_begun(exp_dir):
-            # The weights are those of the initial model, not of the base that the user names.
-            description |= {"weights": "whole", "model": earlier.frontend["model"]}
+        initial = load_config([find_model(init) / "config.yaml"])
+        description = _earlier_description(initial)
+        # The weights are those of the initial model, not of the base that the user names.
+        if description is not None:
+            description |= {"weights": "whole", "model": initial.frontend["model"]}
+    if description is None:
+        description = _new_description(model)
 
     pinned = config.frontend["sha256"]
     sha256 = description["sha256"]
@@ -126,6 +116,28 @@ def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config
         )
     frontend = {**config.frontend, **description}
     return config.model_copy(update={"frontend": frontend})
+
+
+def _earlier_description(config: Config) -> dict[str, Any] | None:
+    """Return the description of the pretrained model of another training; None without one."""
+    if not config.is_pretrained:
+        return None
+    keys = ("architecture", "preprocessing", "sha256", "weights")
+    return {key: config.frontend[key] for key in keys}
+
+
+def _new_description(model: str) -> dict[str, Any]:
+    """Return the description of a pretrained model that a training begins with."""
+    folder = find_folder(model)
+    # A published model may be used from any current folder, so the path is absolute. A model of a
+    # hub is pinned to the commit that was found.
+    place = origin_of(folder) if model.startswith(HUB) else str(folder.resolve())
+    return {
+        **describe(model)._asdict(),
+        "sha256": weights_sha256(folder),
+        "weights": "base",
+        "model": place,
+    }
 
 
 def lock_experiment(exp_dir: Path) -> TextIO:

@@ -46,6 +46,9 @@ VALID_REPEATS = 4
 VALID_SEED = 0
 VALID_EPOCH = 1 << 40
 VALID_BATCH = 8  # windows at once
+# Columns of the errors of a validation: frames and, at last, windows.
+MISSED, FALSE_ALARM, CONFUSION, SPOKEN, NOT_FINITE = range(5)
+FRAME_COLUMNS = [MISSED, FALSE_ALARM, CONFUSION, SPOKEN]  # as of `local_errors`
 
 
 def has_turns(folder: Path) -> bool:
@@ -172,11 +175,13 @@ class SegmentationValidation:
             config, manifest, references, augment.draws, seed=VALID_SEED
         )
         self.windows: list[Crop] = []
-        for part, of_part in enumerate(references):
+        for part, references_of_part in enumerate(references):
             rows = np.flatnonzero(manifest.part_N == part)
-            if len(rows) and of_part is None:
+            if not len(rows):
+                continue
+            if references_of_part is None:
                 self.windows += self._simulated(rows)
-            elif len(rows):
+            else:
                 self.windows += self._recorded(rows)
         self.names = manifest.names
         self.part_of = [int(manifest.part_N[window.row]) for window in self.windows]
@@ -194,22 +199,28 @@ class SegmentationValidation:
         """
         ranks.copy_from_first(list(embedder.buffers()))
         errors = self._count(
-            embedder, ranks.device, (ranks.rank, ranks.world_size), stop
+            embedder,
+            ranks.device,
+            first=ranks.rank,
+            step=ranks.world_size,
+            stop=stop,
         )
         if any(ranks.gather_objects(stop())):
             return None
         errors = ranks.sum(torch.from_numpy(errors)).numpy()
-        if errors[:, 4].any():
-            text = f"{errors[:, 4].sum():.0f} validation windows are not finite"
+        num_not_finite = errors[:, NOT_FINITE].sum()
+        if num_not_finite:
+            text = f"{num_not_finite:.0f} validation windows are not finite"
             raise FloatingPointError(text)
         return self._metrics(errors)
 
     def measure(self, segmenter: Any, device: torch.device) -> float:
         """Return the local DER of all windows, computed by this rank alone."""
-        errors = self._count(segmenter, device, (0, 1), lambda: False)
+        errors = self._count(segmenter, device, first=0, step=1)
         return self._metrics(errors)[self.metric]
 
     def _simulated(self, rows: np.ndarray) -> list[Crop]:
+        """Return windows of conversations, in which the speakers of these rows take part."""
         num_samples = int(self.crops.manifest.num_samples_N[rows].sum())
         wanted = math.ceil(VALID_REPEATS * num_samples / self.crops.crop_samples)
         windows: list[Crop] = []
@@ -219,13 +230,14 @@ class SegmentationValidation:
         return windows
 
     def _recorded(self, rows: np.ndarray) -> list[Crop]:
-        most = max(1, MAX_VALID_WINDOWS // len(rows))
+        """Return windows of the recordings in these rows, spread over each of them."""
+        max_windows = max(1, MAX_VALID_WINDOWS // len(rows))
         windows: list[Crop] = []
         for row in rows.tolist():
             starts = self.crops.starts(row)
-            # Spread over the recording.
-            chosen = np.linspace(0, len(starts) - 1, min(most, len(starts)))
-            for index in np.round(chosen).astype(int).tolist():
+            num_windows = min(max_windows, len(starts))
+            places = np.linspace(0, len(starts) - 1, num_windows)
+            for index in np.round(places).astype(int).tolist():
                 window = self.crops.draw((VALID_EPOCH, 0, row))
                 windows.append(replace(window, first=starts[index], draws={}))
         return windows
@@ -235,21 +247,19 @@ class SegmentationValidation:
         self,
         segmenter: Any,
         device: torch.device,
-        share: tuple[int, int],
-        stop: Callable[[], bool],
+        *,
+        first: int,
+        step: int,
+        stop: Callable[[], bool] = lambda: False,
     ) -> np.ndarray:
-        """Return the errors of a share (rank, number of ranks) of the windows, (parts, 5).
-
-        Frames that are missed, false alarms, confused and spoken, and windows that are not finite.
-        """
+        """Return the errors of every `step`-th window from `first` on, (parts, 5 columns)."""
         errors = np.zeros((len(self.names), 5))
         segmenter.eval()
-        rank, world_size = share
-        mine = range(rank, len(self.windows), world_size)
-        for start in range(0, len(mine), VALID_BATCH):
+        all_indices = range(first, len(self.windows), step)
+        for start in range(0, len(all_indices), VALID_BATCH):
             if stop():
                 break
-            indices = mine[start : start + VALID_BATCH]
+            indices = all_indices[start : start + VALID_BATCH]
             crops = [self.crops.read(self.windows[index]) for index in indices]
             batch = collate(crops)
             wave_BS = self.augment(batch.to(device))
@@ -267,8 +277,8 @@ class SegmentationValidation:
                 is_finite_B.tolist(),
             ):
                 part = self.part_of[index]
-                errors[part, :4] += local_errors(best_FC, speech_KF)
-                errors[part, 4] += not is_finite
+                errors[part, FRAME_COLUMNS] += local_errors(best_FC, speech_KF)
+                errors[part, NOT_FINITE] += not is_finite
         return errors
 
     def _metrics(self, errors: np.ndarray) -> dict[str, float]:
@@ -282,10 +292,10 @@ class SegmentationValidation:
             "false_alarm": false_alarm / spoken,
             "confusion": confusion / spoken,
         }
-        with_speech = [part for part in range(len(errors)) if errors[part, 3]]
+        with_speech = np.flatnonzero(errors[:, SPOKEN]).tolist()
         if len(with_speech) > 1:
             for part in with_speech:
                 name = self.names[part].strip("/")
-                total = errors[part, :3].sum()
-                metrics[f"der/{name}"] = float(total / errors[part, 3])
+                total = errors[part, [MISSED, FALSE_ALARM, CONFUSION]].sum()
+                metrics[f"der/{name}"] = float(total / errors[part, SPOKEN])
         return metrics

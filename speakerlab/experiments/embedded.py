@@ -12,7 +12,7 @@ import numpy as np
 from speakerlab.checkpoints import model_files
 from speakerlab.core import done
 from speakerlab.core.counting import count_of
-from speakerlab.data.manifest import is_other_audio, read_manifest
+from speakerlab.data.manifest import Manifest, is_other_audio, read_manifest
 from speakerlab.data.tables import list_tables, read_durations, read_table
 from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.experiments.trial_list import TrialList
@@ -122,30 +122,47 @@ def read_embedded(
             f"{stem}: embeddings are of model {table.model_sha256[:12]}, but {exp_dir}"
             f" has model {wanted[:12]}; {again}"
         )
-    made_from = table.facts.get("data_sha256")
+    # Tables of earlier versions do not state their data.
+    states_data = table.facts.get("data_sha256") is not None
     is_checked = all((data_dir / name).exists() for name in ("utt2dur", "wav.scp"))
-    if made_from is not None and is_checked:
+    if states_data and is_checked:
         settings = model_files.read_settings(exp_dir)
         sample_rate = settings["frontend"]["sample_rate"]
         manifest = read_manifest([data_dir], sample_rate=sample_rate)
-        manifest_digest = manifest.sha256()
-        if set(table.ids).isdisjoint(manifest.ids):
-            raise ValueError(
-                f"{stem}: these embeddings are of another directory named"
-                f" {data_dir.name}, without any utterance of {data_dir}; rename one of"
-                f" the two directories, or remove {stem}.* and {again}"
-            )
-        if manifest_digest != made_from:
-            raise ValueError(
-                f"{stem}: {data_dir} has changed since these embeddings were extracted,"
-                f" sha256 {made_from[:12]} then, {manifest_digest[:12]} now; {again}"
-            )
-        if is_other_audio(table.facts.get("audio"), manifest.audio_digest()):
-            raise ValueError(
-                f"{stem}: these embeddings are of other recordings than those of"
-                f" {data_dir}, with the same ids; {again}"
-            )
+        _refuse_other_data(table, manifest, data_dir, stem=stem, again=again)
     return table
+
+
+def _refuse_other_data(
+    table: EmbeddingTable,
+    manifest: Manifest,
+    data_dir: Path,
+    *,
+    stem: Path,
+    again: str,
+) -> None:
+    """Raise ValueError if embeddings are not of the present utterances of a directory.
+
+    stem: where they are stored. again: how to extract them, for errors.
+    """
+    if set(table.ids).isdisjoint(manifest.ids):
+        raise ValueError(
+            f"{stem}: these embeddings are of another directory named"
+            f" {data_dir.name}, without any utterance of {data_dir}; rename one of"
+            f" the two directories, or remove {stem}.* and {again}"
+        )
+    old_digest = table.facts["data_sha256"]
+    digest = manifest.sha256()
+    if digest != old_digest:
+        raise ValueError(
+            f"{stem}: {data_dir} has changed since these embeddings were extracted,"
+            f" sha256 {old_digest[:12]} then, {digest[:12]} now; {again}"
+        )
+    if is_other_audio(table.facts.get("audio"), manifest.audio_digest()):
+        raise ValueError(
+            f"{stem}: these embeddings are of other recordings than those of"
+            f" {data_dir}, with the same ids; {again}"
+        )
 
 
 def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:

@@ -75,7 +75,10 @@ def evaluate(
             folder,
             treatment=treatment,
         )
-    untrained_N = _score_untrained_sides(system, listed)
+    # Where a teacher enrols, random weights know nothing of its space.
+    untrained_N = None
+    if system.enrol_exp_dir is None:
+        untrained_N = score_untrained(system.exp_dir, listed)
 
     rows: list[results.Row] = []
     scores: list[ListScores] = []
@@ -101,8 +104,8 @@ def evaluate(
             listed,
             back_end.name,
             scores_N,
-            llr_N,
-            untrained_N if back_end.name == "cosine" else None,
+            llr_N=llr_N,
+            untrained_N=untrained_N if back_end.name == "cosine" else None,
             fine_tuned=system.card.get("init_sha256") is not None,
         )
         replicates = bootstrap(
@@ -274,13 +277,6 @@ def calibrate(
     features_MF, _ = back_end.features(learned, held_out.side_seconds())
     model = fit_linear(features_MF, held_out.trials.is_target_N, names=names)
     return model.llr(features_NF), held_out.name
-
-
-def _score_untrained_sides(system: System, listed: TrialList) -> np.ndarray | None:
-    """Return `score_untrained`; None where a teacher enrols, whose space random weights miss."""
-    if system.enrol_exp_dir is not None:
-        return None
-    return score_untrained(system.exp_dir, listed)
 
 
 def score_untrained(exp_dir: Path, listed: TrialList) -> np.ndarray | None:

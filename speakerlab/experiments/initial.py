@@ -132,19 +132,20 @@ def _load_whole(folder: Path, embedder: Embedder) -> int:
     assert isinstance(initial.frontend, PretrainedFrontEnd)
     initial.frontend.merge()
     state = initial.state_dict()
-    own_state = embedder.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
-    own_shapes = {name: value.shape for name, value in own_state.items()}
-    odd: list[str] = []
-    for name in sorted(shapes.keys() | own_shapes.keys()):
+    wanted_shapes: dict[str, torch.Size] = {}
+    for name, value in embedder.state_dict().items():
+        wanted_shapes[name] = value.shape
+    unfitting: list[str] = []
+    for name in sorted(shapes.keys() | wanted_shapes.keys()):
         is_adapter = ".lora_" in name
-        if not is_adapter and shapes.get(name) != own_shapes.get(name):
-            odd.append(name)
-    if odd:
+        if not is_adapter and shapes.get(name) != wanted_shapes.get(name):
+            unfitting.append(name)
+    if unfitting:
         raise ValueError(
-            f"{folder}: is not of the configured model: {len(odd)} tensors are missing,"
-            f" unexpected or of another shape ({', '.join(odd[:3])}); use its model"
-            " section"
+            f"{folder}: is not of the configured model: {len(unfitting)} tensors are"
+            f" missing, unexpected or of another shape ({', '.join(unfitting[:3])}); use"
+            " its model section"
         )
     embedder.load_state_dict(state, strict=False)
     return len(state)

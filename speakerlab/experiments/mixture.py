@@ -136,7 +136,7 @@ def draws_of_corpora(
 def thinned(
     draw: Callable[[np.random.Generator], Draw | None], prob: float
 ) -> Callable[[np.random.Generator], Draw | None]:
-    """Return a draw that keeps a change of `draw` with this probability."""
+    """Return a function like `draw`, whose draws are left out but for a share `prob` of them."""
 
     def draw_less_often(rng: np.random.Generator) -> Draw | None:
         drawn = draw(rng)
@@ -148,7 +148,10 @@ def thinned(
 def among(
     draw: Callable[[np.random.Generator], Draw | None], groups: set[int]
 ) -> Callable[[np.random.Generator], Draw | None]:
-    """Return a draw whose group is among `groups`, which has 0: no change."""
+    """Return a function like `draw`, which draws again until the group is one of `groups`.
+
+    `groups` has 0, the group of a crop that is not changed, so that this ends.
+    """
 
     def draw_again(rng: np.random.Generator) -> Draw | None:
         while True:

@@ -12,7 +12,6 @@ from typing import Any
 
 from speakerlab.checkpoints.model_files import read_card, read_settings, weights_in
 from speakerlab.config.layers import to_yaml
-from speakerlab.core import huggingface
 from speakerlab.experiments.model_card import UNKNOWN, describe, validation_note
 from speakerlab.experiments.results import Row, columns_of, percent
 
@@ -88,16 +87,12 @@ def terms_of(card: Mapping[str, Any], licence: str | None) -> Terms:
                 f"It was {relation} {name}, whose licence is not stated: ask its publisher"
                 " before you use or share this model"
             )
-        elif NON_COMMERCIAL.search(their_licence):
-            sentence += ", which allows no commercial use"
+        sentence += _limit_of(their_licence)
         notes.append(f"{sentence}.")
-        is_open = their_licence != UNKNOWN and not NON_COMMERCIAL.search(their_licence)
-        if not is_open:
+        if their_licence == UNKNOWN or _limit_of(their_licence):
             warnings.append(f"its page will state: {sentence}")
     for corpus, data_licence in _corpora(card):
-        limit = ", which allows no commercial use"
-        if not NON_COMMERCIAL.search(data_licence):
-            limit = ""
+        limit = _limit_of(data_licence)
         notes.append(f"Training data: {corpus}; licence: {data_licence}{limit}.")
 
     chosen = licence
@@ -113,6 +108,11 @@ def terms_of(card: Mapping[str, Any], licence: str | None) -> Terms:
             " one with --licence, such as cc-by-4.0"
         )
     return Terms(name, notes, warnings)
+
+
+def _limit_of(licence: str) -> str:
+    """Return the end of a sentence about a licence that allows no commercial use; "" for others."""
+    return ", which allows no commercial use" if NON_COMMERCIAL.search(licence) else ""
 
 
 def _origins(card: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -290,19 +290,13 @@ def usage(settings: Mapping[str, Any], name: str) -> str:
 
 def segmentation_usage(name: str) -> str:
     """Return how to diarize with a segmentation network."""
-    folder = name
-    lines: list[str] = []
-    if name.startswith(huggingface.PREFIX):
-        folder = "segmentation"
-        lines.append(f"speakerlab import {name} --out {folder}")
-    lines.append(
+    command = (
         "speakerlab diarize meeting.wav --model hub:campplus-zh-en"
-        f" --segmentation {folder} --out turns"
+        f" --segmentation {name} --out turns"
     )
-    code = "\n".join(lines)
     return (
-        f"```sh\n{code}\n```\n\n`--model` is any model of speaker embeddings. In Python:"
-        f' `speakerlab.load(MODEL).diarize("meeting.wav", overlap="{folder}")`.'
+        f"```sh\n{command}\n```\n\n`--model` is any model of speaker embeddings. In Python:"
+        f' `speakerlab.load(MODEL).diarize("meeting.wav", segmentation="{name}")`.'
     )
 
 
@@ -322,7 +316,7 @@ def licence_text(terms: Terms) -> str:
     first = f"This model has the licence {terms.licence}."
     if terms.licence == UNKNOWN_LICENCE:
         first = "**No licence is stated for this model.**"
-    elif NON_COMMERCIAL.search(terms.licence):
+    elif _limit_of(terms.licence):
         first = f"**Not for commercial use.** {first}"
     lines = [first, *(f"- {note}" for note in terms.notes)]
     if terms.notes:

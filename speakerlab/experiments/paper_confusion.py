@@ -4,6 +4,7 @@ Layout, colours and files are those of paper_layout.py.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,30 +75,36 @@ def confusion_shares(row: Row) -> tuple[list[str], list[str], np.ndarray]:
     Of many classes, those with the most confusions; the last column then has all other classes.
     """
     confusion: Mapping[str, Mapping[str, int]] = row["confusion"]
-    classes = all_classes(row)
-    num_wrong: dict[str, int] = dict.fromkeys(confusion, 0)
-    for true, counts in confusion.items():
-        for found, count in counts.items():
-            if found != true:
-                num_wrong[true] += count
-                num_wrong[found] = num_wrong.get(found, 0) + count
-    shown = sorted(classes)
-    if len(shown) > MAX_CLASSES:
-        worst = sorted(shown, key=lambda name: num_wrong.get(name, 0), reverse=True)
-        shown = sorted(worst[:MAX_CLASSES])
-
+    shown = _shown_classes(row)
     true_names = [name for name in shown if name in confusion]
     found_names = list(shown)
-    if len(shown) < len(classes):
+    if len(shown) < len(all_classes(row)):
         found_names.append(OTHER)
+    column_of = {name: column for column, name in enumerate(shown)}
     share = np.zeros((len(true_names), len(found_names)))
     for line, true in enumerate(true_names):
         counts = confusion[true]
         total = sum(counts.values())
-        for found, count in counts.items():
-            column = shown.index(found) if found in shown else len(shown)
+        for decided, count in counts.items():
+            column = column_of.get(decided, len(shown))
             share[line, column] += count / total
     return true_names, found_names, share
+
+
+def _shown_classes(row: Row) -> list[str]:
+    """Return the classes of a test, sorted; of many, those with the most confusions."""
+    classes = sorted(all_classes(row))
+    if len(classes) <= MAX_CLASSES:
+        return classes
+    # A confusion counts for both of its classes.
+    num_wrong = Counter[str]()
+    for true, counts in row["confusion"].items():
+        for decided, count in counts.items():
+            if decided != true:
+                num_wrong[true] += count
+                num_wrong[decided] += count
+    classes.sort(key=lambda name: num_wrong[name], reverse=True)
+    return sorted(classes[:MAX_CLASSES])
 
 
 def _draw_confusion(

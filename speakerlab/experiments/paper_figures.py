@@ -244,55 +244,21 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
         handles.append(Line2D([], [], color="black", linestyle="", **_hollow("o")))
     figure, axes, _ = figure_with_legend(size, Legend(handles, texts), aspect=0.72)
 
-    top = 0.0
-    for place, rows in enumerate(rows_of):
-        # Beside each other, so that their intervals do not cover each other.
+    highest_rate = 0.0
+    for place, result in enumerate(scored):
+        rows = [rows_of[place][name] for name in names]
+        # Systems beside each other, so that their intervals do not cover each other.
         shift = BESIDE * (place - (len(scored) - 1) / 2)
-        positions: list[float] = []
-        rates: list[float] = []
-        for bin_number, name in enumerate(names):
-            row = rows[name]
-            position = bin_number + shift
-            positions.append(position)
-            rates.append(100 * row["eer"])
-            if row["eer_ci95"] is not None:
-                low, high = row["eer_ci95"]
-                top = max(top, 100 * high)
-                axes.vlines(
-                    position,
-                    100 * low,
-                    100 * high,
-                    color=colour_of(place),
-                    linewidth=0.9,
-                )
-        top = max(top, *rates)
-        axes.plot(
-            positions,
-            rates,
-            color=colour_of(place),
-            linestyle=dashes_of(place),
-            marker=marker_of(place),
-            linewidth=1.0,
-            markersize=4,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            clip_on=False,  # an EER of 0 is on the axis
-            zorder=3,
-            label=scored[place].system.name,
-        )
-        for position, row in zip(positions, rows.values()):
-            if _is_hollow(row):
-                axes.plot(
-                    position,
-                    100 * row["eer"],
-                    color=colour_of(place),
-                    **_hollow(marker_of(place)),
-                    clip_on=False,
-                    zorder=4,
-                )
-    labels = [
-        f"{_short_bin(name)}\n({rows_of[0][name]['num_target']:,})" for name in names
-    ]
+        positions = [bin_number + shift for bin_number in range(len(names))]
+        _draw_rates(axes, positions, rows, place=place, label=result.system.name)
+        for row in rows:
+            bounds = row["eer_ci95"] or []
+            highest_rate = max(highest_rate, row["eer"], *bounds)
+    top = 100 * highest_rate
+    labels: list[str] = []
+    for name in names:
+        num_target = rows_of[0][name]["num_target"]
+        labels.append(f"{_short_bin(name)}\n({num_target:,})")
     axes.set_xticks(range(len(names)), labels=labels)
     axes.set(
         xlim=(-0.5, len(names) - 0.5),
@@ -302,6 +268,48 @@ def duration_figure(scored: Sequence[Scored], size: Size) -> Any:
     )
     finish(axes)
     return figure
+
+
+def _draw_rates(
+    axes: Any,
+    positions: Sequence[float],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    place: int,
+    label: str,
+) -> None:
+    """Draw the EERs of a system and their intervals. place: number of the system."""
+    colour = colour_of(place)
+    rates: list[float] = []
+    for position, row in zip(positions, rows):
+        rates.append(100 * row["eer"])
+        if row["eer_ci95"] is not None:
+            low, high = row["eer_ci95"]
+            axes.vlines(position, 100 * low, 100 * high, color=colour, linewidth=0.9)
+    axes.plot(
+        positions,
+        rates,
+        color=colour,
+        linestyle=dashes_of(place),
+        marker=marker_of(place),
+        linewidth=1.0,
+        markersize=4,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        clip_on=False,  # an EER of 0 is on the axis
+        zorder=3,
+        label=label,
+    )
+    for position, rate, row in zip(positions, rates, rows):
+        if _is_hollow(row):
+            axes.plot(
+                position,
+                rate,
+                color=colour,
+                **_hollow(marker_of(place)),
+                clip_on=False,
+                zorder=4,
+            )
 
 
 def _is_hollow(row: Mapping[str, Any]) -> bool:

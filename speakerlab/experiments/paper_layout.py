@@ -210,7 +210,7 @@ class Legend:
             frameon=False,
             alignment="left",
             borderpad=0,
-            borderaxespad=0.2,
+            borderaxespad=0.4,
             handlelength=2.4,
             labelspacing=0.25,
             columnspacing=1.2,

@@ -131,14 +131,14 @@ class Memory:
     half_precision: str = "bf16 (fp16 where the GPU has no bf16)"
 
     @property
-    def is_fixed(self) -> bool:
+    def is_configured(self) -> bool:
         """Return whether the micro-batch is configured, so that it may use all free memory."""
         return configured_micro_batch(self.config) is not None
 
     @property
     def usable_share(self) -> float:
         """Return the share of the free memory that a training may take."""
-        if self.is_fixed:
+        if self.is_configured:
             return 1.0
         return GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
@@ -181,7 +181,7 @@ class Memory:
         fixes.append(f"{_gb(self._enough_for(least))} GB")
         fixes.append(f"a lower {length_key} or a smaller model")
 
-        key = "runtime.micro_batch" if self.is_fixed else self.key
+        key = "runtime.micro_batch" if self.is_configured else self.key
         unit, length = build.batch_unit(config)
         raise MemoryTooSmall(
             f"{key}: {least} {unit}s{length} in {self.footprint.precision} do not fit in "
@@ -194,7 +194,7 @@ class Memory:
         most: crops that fit on every rank. Empty if memory is not the reason.
         """
         bn_batch = self.config.training.bn_batch
-        if self.is_fixed or bn_batch is None:
+        if self.is_configured or bn_batch is None:
             return ""
         # The next larger size would not fit.
         sizes = micro_batches(batch.global_batch, batch.world_size)
@@ -236,7 +236,7 @@ class Memory:
         if not fitting:
             return []
         setting = f"runtime.micro_batch={fitting[-1]}"
-        if not self.is_fixed:
+        if not self.is_configured:
             setting += " (too few for a good BatchNorm)"
         return [setting]
 

@@ -19,7 +19,7 @@ from speakerlab.experiments.corpus import class_speeds, counted
 from speakerlab.experiments.train_batches import TrainBatches
 from speakerlab.training.appended import LogFile
 from speakerlab.training.checkpoint import was_begun
-from speakerlab.training.devices import why
+from speakerlab.training.devices import reason_for_device
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
 from speakerlab.training.task import Task
@@ -79,7 +79,7 @@ def log_device(
         "%s: trains on %s: %s; %s (%s)",
         exp_dir,
         place,
-        why(ranks.device, config.runtime.device),
+        reason_for_device(ranks.device, config.runtime.device),
         precision.name,
         precision.reason,
     )

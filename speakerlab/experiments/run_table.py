@@ -476,13 +476,14 @@ def json_rows(
 ) -> list[dict[str, Any]]:
     """Return a plain dict for each run: the contents of both tables; rates are fractions."""
     settings = differing_settings(runs)
-    difference_of = {(d.trials, id(d.run)): d for d in differences}
+    # By name, because names of runs are unique, and a run has no hash.
+    difference_of = {(d.trials, d.run.name): d for d in differences}
     rows: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
         results: dict[str, Any] = {}
         for name in lists_of(runs):
             result = _json_result(run.rows.get(name))
-            difference = difference_of.get((name, id(run)))
+            difference = difference_of.get((name, run.name))
             if difference is not None:
                 result["compared"] = _json_difference(difference, reference)
             results[name] = result

@@ -71,17 +71,18 @@ def _stored_paths(exp_dir: Path, base: str) -> Iterator[Path]:
     folder, _, file = base.rpartition("/")
     # A record has the lists of the last scoring, and their data directories.
     record = read_record(exp_dir / "scores/.scored")
-    lists = [Path(path) for path in json.loads(record.get("trials", "{}"))]
-    sets = [Path(s["folder"]) for s in json.loads(record.get("sets", "[]"))]
-    for path in lists:
+    digest_of_lists: dict[str, str] = json.loads(record.get("trials", "{}"))
+    for path in map(Path, digest_of_lists):
         if path.match(base):
             yield from _from_experiment(exp_dir, path)
-    for path in sets:
-        if path.name == folder:
-            yield from _from_experiment(exp_dir, path / file)
+    sets: list[dict[str, str]] = json.loads(record.get("sets", "[]"))
+    for inputs in sets:
+        data_dir = Path(inputs["folder"])
+        if data_dir.name == folder:
+            yield from _from_experiment(exp_dir, data_dir / file)
     # Only then: a list that the record has is found without the settings.
-    data_dir = read_settings(exp_dir)["data"]["dir"]
-    yield from _from_experiment(exp_dir, Path(data_dir, base))
+    data_root = read_settings(exp_dir)["data"]["dir"]
+    yield from _from_experiment(exp_dir, Path(data_root, base))
 
 
 def _from_experiment(exp_dir: Path, path: Path) -> Iterator[Path]:

@@ -247,24 +247,25 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 
     Equal names have as many folders before them as tell all of them apart.
     """
-    parts_of: list[tuple[str, ...]] = []
+    all_parts: list[tuple[str, ...]] = []
     for path in paths:
         # "." and ".." have names too; a link keeps its own.
         full_path = path.resolve() if path.name in ("", "..") else path.absolute()
-        parts_of.append(full_path.parts)
+        all_parts.append(full_path.parts)
     names: list[str] = []
-    for parts in parts_of:
-        alike = [other for other in parts_of if other[-1:] == parts[-1:]]
+    for parts in all_parts:
+        namesakes = {other for other in all_parts if other[-1:] == parts[-1:]}
         num_parts = 1
-        while len({other[-num_parts:] for other in alike}) < len(set(alike)):
+        while len({other[-num_parts:] for other in namesakes}) < len(namesakes):
             num_parts += 1
         name = str(Path(*parts[-num_parts:]))
         names.append(name.removesuffix(".txt") or name)
-    # x and x.txt
+    # Without their endings, two names may be equal again: x and x.txt.
     counts = Counter(names)
-    return [
-        name if counts[name] == 1 else str(path) for name, path in zip(names, paths)
-    ]
+    for number, path in enumerate(paths):
+        if counts[names[number]] > 1:
+            names[number] = str(path)
+    return names
 
 
 def _read_experiment(name: str, exp_dir: Path) -> NamedSystem:
@@ -367,16 +368,27 @@ def _read_lists(
             raise FileNotFoundError(f"--trials: {key}: no such trial list{hint}")
         listed = read_trial_list(path)
         lists.append(NamedList(name or listed.name, listed.name, listed))
-    for key, times in Counter(trial_list.key for trial_list in lists).items():
-        paths = {t.listed and t.listed.path.resolve() for t in lists if t.key == key}
-        if times > 1 and len(paths) == 1:
+    _refuse_repeats(lists)
+    return lists
+
+
+def _refuse_repeats(lists: Sequence[NamedList]) -> None:
+    """Raise ValueError for a list that is given twice, and for two lists with one name."""
+    paths_of: dict[str, list[Path | None]] = {}
+    for trial_list in lists:
+        listed = trial_list.listed
+        path = None if listed is None else listed.path.resolve()
+        paths_of.setdefault(trial_list.key, []).append(path)
+    for key, paths in paths_of.items():
+        # Lists of different folders may have the same key.
+        if len(paths) > 1 and len(set(paths)) == 1:
             raise ValueError(f"--trials: {key} is given twice; leave one out")
-    for name, times in Counter(trial_list.name for trial_list in lists).items():
+    counts = Counter(trial_list.name for trial_list in lists)
+    for name, times in counts.items():
         if times > 1:
             raise ValueError(
                 f"--trials: {name} names {times} lists; give other names, as NAME=FILE"
             )
-    return lists
 
 
 def _find_named(name: str, key: str, exp_dirs: Iterable[Path]) -> NamedList:

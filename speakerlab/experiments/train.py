@@ -199,7 +199,6 @@ def build_training(
         place_student(task, embedder, teaching)
 
     # The parts of the task for this machine: BatchNorm over ranks, and kernels.
-
     if isinstance(embedder.frontend, PretrainedFrontEnd):
         embedder.frontend.recomputes_layers = device_plan.recomputes_layers
     # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.

@@ -89,9 +89,8 @@ class ListScores:
     scores_N: np.ndarray
     llr_N: np.ndarray | None = None  # calibrated scores, natural logarithm
     untrained_N: np.ndarray | None = None  # scores of the initial weights
-    fine_tuned: bool = (
-        False  # whether these are the weights of a trained model (--init)
-    )
+    # Whether these initial weights are those of a trained model (--init).
+    fine_tuned: bool = False
 
 
 def list_name(path: Path) -> str:

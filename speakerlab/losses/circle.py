@@ -13,8 +13,10 @@ from speakerlab.losses.margin import cosines
 
 
 class CircleLoss(Head):
-    """Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
-    arXiv 2002.10857; the form for class-level labels.
+    """Circle loss in its form for class labels: cosines far from their optimum count more.
+
+    Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
+    arXiv 2002.10857.
 
     With the cosine s_p of the target, s_n of another class and the margin m, the logits are
     scale * [1 + m - s_p]+ * (s_p - (1 - m)) and scale * [s_n + m]+ * (s_n - m). The brackets are

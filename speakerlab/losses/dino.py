@@ -148,9 +148,9 @@ class DINO(Objective):
         self,
         emb_VBD: Tensor,
         emb_LBD: Tensor | None,
-        teacher: nn.Module | None,
+        teacher_projector: nn.Module | None,
     ) -> Compared:
-        assert emb_LBD is not None and teacher is not None
+        assert emb_LBD is not None and teacher_projector is not None
         with autocast_off(emb_VBD):
             num_long = len(emb_LBD)
             student_shape = emb_VBD.shape[:2]
@@ -160,19 +160,17 @@ class DINO(Objective):
             logits_VBK = logits_NK.unflatten(0, student_shape)
 
             with torch.no_grad():
-                emb_of_long_ND = widened(emb_LBD).flatten(0, 1)
-                _, target_NK = teacher(emb_of_long_ND)
+                teacher_emb_ND = widened(emb_LBD).flatten(0, 1)
+                _, target_NK = teacher_projector(teacher_emb_ND)
             target_LBK = target_NK.unflatten(0, teacher_shape)
             self.teacher_sums.append(target_NK.sum(0))
             self.num_teacher_rows += len(target_NK)
 
             center_K = self.get_buffer("center_K")
-            first_temp, last_temp = self.teacher_temp
             teacher_temp = ramp(
                 self.epoch,
-                first_temp,
-                last_temp,
-                self.temp_warmup_epochs,
+                self.teacher_temp,
+                num_epochs=self.temp_warmup_epochs,
             )
             loss = distill(
                 logits_VBK,
@@ -202,12 +200,10 @@ class DINO(Objective):
         """Return RDINO's two regularizers of the utterances of all ranks, weighted."""
         mean_1GW = gather_utterances(mean_1BW, self.shards)
         shortfall, covariance = measure_spread(mean_1GW[0])
-        first_weight, last_weight = self.regularizer_weight
         weight = ramp(
             self.epoch,
-            first_weight,
-            last_weight,
-            self.regularizer_warmup_epochs,
+            self.regularizer_weight,
+            num_epochs=self.regularizer_warmup_epochs,
         )
         std_term = self.std_weight * shortfall / 2
         cov_term = self.cov_weight * covariance
@@ -264,8 +260,9 @@ def measure_spread(x_GW: Tensor) -> tuple[Tensor, Tensor]:
     return shortfall_W.mean(), covariance
 
 
-def ramp(epoch: float, first: float, last: float, num_epochs: float) -> float:
-    """Return `first` at epoch 0, `last` from `num_epochs` on, linear in between."""
+def ramp(epoch: float, ends: tuple[float, float], *, num_epochs: float) -> float:
+    """Return the first of `ends` at epoch 0, the last from `num_epochs` on, linear in between."""
+    first, last = ends
     share_done = 1.0
     if num_epochs:
         share_done = min(epoch / num_epochs, 1.0)

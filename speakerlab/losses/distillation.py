@@ -58,23 +58,23 @@ def contrast(student_GD: Tensor, teacher_GD: Tensor, *, temperature: float) -> T
 
 
 DistillationLoss = Callable[..., Tensor]
-# Each takes unit vectors of student and teacher, and the temperature.
+# Each takes unit vectors of student and teacher, and the temperature, which only `contrast` uses.
 DISTILLATION_LOSSES: Mapping[str, DistillationLoss] = {
     "cosine": cosine,
     "relations": relations,
     "contrast": contrast,
 }
-# Compares each crop with its own target alone, so a batch may be divided.
-OF_SINGLE_CROPS = frozenset({"cosine"})
+# Losses that compare each crop with its own target alone, so a batch may be divided.
+SINGLE_CROP_LOSSES = frozenset({"cosine"})
 
 
 class Distillation(nn.Module):
-    """Weighted sum of the losses, after a projection to the teacher's dimensions where it is set.
+    """Weighted sum of distillation losses.
 
-    embed_dim: of the student. target_dim: of the teacher, or of all teachers together. weights:
-    name in `DISTILLATION_LOSSES` -> weight; those of weight 0 are not computed. is_projected:
-    whether a linear layer, which is not published, maps the student to the teacher's dimensions.
-    shards: the ranks whose crops are compared.
+    embed_dim: dimensions of the student. target_dim: dimensions of the teacher, or of all teachers
+    together. weights: name in `DISTILLATION_LOSSES` -> weight; losses of weight 0 are not computed.
+    is_projected: whether a linear layer, which is not published, maps the student to the teacher's
+    dimensions. shards: the ranks whose crops are compared.
     """
 
     common_KD: Tensor
@@ -94,7 +94,7 @@ class Distillation(nn.Module):
         self.temperature = temperature
         self.shards = shards
         self.target_dim = target_dim
-        # What the teacher's embeddings have in common.
+        # The directions that all embeddings of the teacher have in common.
         self.register_buffer("common_KD", torch.zeros(NUM_COMMON, target_dim))
         # Without a bias, like a projection that is published.
         self.projection: nn.Module = nn.Identity()
@@ -105,27 +105,27 @@ class Distillation(nn.Module):
     def project(self, emb_NE: np.ndarray) -> np.ndarray:
         """Return the student's directions as vectors of length 1, as in training."""
         emb = torch.from_numpy(emb_NE).to(self.common_KD.device)
-        return self._student(emb).cpu().numpy()
+        return self._student_directions(emb).cpu().numpy()
 
     @torch.inference_mode()
     def targets_of(self, target_ND: np.ndarray) -> np.ndarray:
         """Return the teacher's directions as vectors of length 1, as in training."""
         target = torch.from_numpy(target_ND).to(self.common_KD.device)
-        return self._teacher(target).cpu().numpy()
+        return self._teacher_directions(target).cpu().numpy()
 
-    def _student(self, emb_BE: Tensor) -> Tensor:
+    def _student_directions(self, emb_BE: Tensor) -> Tensor:
         projected_BD = self.projection(widened(emb_BE))
         return direction_without(projected_BD, self.common_KD)
 
-    def _teacher(self, target_BD: Tensor) -> Tensor:
+    def _teacher_directions(self, target_BD: Tensor) -> Tensor:
         return direction_without(widened(target_BD), self.common_KD)
 
     def forward(self, emb_BE: Tensor, target_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, fp32, and the share of crops whose nearest target is their own."""
         with autocast_off(emb_BE):
-            student_BD = self._student(emb_BE)
-            teacher_BD = self._teacher(target_BD)
-            # `gather_utterances` takes views first: here is one.
+            student_BD = self._student_directions(emb_BE)
+            teacher_BD = self._teacher_directions(target_BD)
+            # `gather_utterances` expects an axis of views in front; here it has length 1.
             student_GD = gather_utterances(student_BD[None], self.shards)[0]
             teacher_GD = gather_utterances(teacher_BD[None], self.shards)[0]
             loss = student_GD.new_zeros(())
@@ -146,7 +146,7 @@ class FrameDistance(nn.Module):
 
     Romero et al., FitNets: Hints for Thin Deep Nets, ICLR 2015, arXiv 1412.6550, eq. 3: a layer
     that is not published maps the student's frames to the teacher's channels, and the mean squared
-    difference is the loss. A crop so has many targets, and not only one vector.
+    difference is the loss. In this way, a crop has many targets, and not only one vector.
     """
 
     mean_C: Tensor
@@ -173,4 +173,4 @@ class FrameDistance(nn.Module):
 def compares_crops(weights: Mapping[str, float]) -> bool:
     """Return whether a loss compares crops with each other, so that no batch may be divided."""
     used = {name for name, weight in weights.items() if weight}
-    return not used <= OF_SINGLE_CROPS
+    return not used <= SINGLE_CROP_LOSSES

@@ -23,11 +23,13 @@ MIN_LENGTH = 1e-6
 
 
 class AMSoftmax(SoftmaxHead):
-    """Additive margin softmax (Wang et al., Additive Margin Softmax for Face Verification, IEEE
-    Signal Processing Letters 2018, arXiv 1801.05599; CosFace: Wang et al., CosFace: Large Margin
-    Cosine Loss for Deep Face Recognition, CVPR 2018, arXiv 1801.09414).
+    """Additive margin softmax, also called CosFace.
 
     The margin, a cosine, is subtracted from the target's cosine; 0.1 to 0.35 are usual.
+
+    Wang et al., Additive Margin Softmax for Face Verification, IEEE Signal Processing Letters 2018,
+    arXiv 1801.05599; Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, CVPR
+    2018, arXiv 1801.09414.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class AMSoftmax(SoftmaxHead):
 
 
 class AAMSoftmax(AMSoftmax):
-    """Additive angular margin softmax (Deng et al., ArcFace: Additive Angular Margin Loss for Deep
-    Face Recognition, CVPR 2019, arXiv 1801.07698).
+    """Additive angular margin softmax, also called ArcFace.
 
     The margin is added to the target's angle; 0.2 rad is usual, 0.5 in large-margin fine-tuning.
+
+    Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR 2019, arXiv
+    1801.07698.
     """
 
     def __init__(

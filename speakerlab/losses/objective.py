@@ -58,11 +58,11 @@ class Objective(nn.Module):
         self,
         emb_VBD: Tensor,
         emb_LBD: Tensor | None,
-        teacher: nn.Module | None,
+        teacher_projector: nn.Module | None,
     ) -> Compared:
         """Compare the student's embeddings with each other or with the teacher's.
 
-        teacher: the teacher's projector.
+        emb_LBD, teacher_projector: embeddings and projector of the teacher; None without a teacher.
         """
         raise NotImplementedError
 
@@ -107,9 +107,9 @@ class SimCLR(Objective):
         self,
         emb_VBD: Tensor,
         emb_LBD: Tensor | None,
-        teacher: nn.Module | None,
+        teacher_projector: nn.Module | None,
     ) -> Compared:
-        del emb_LBD, teacher
+        del emb_LBD, teacher_projector
         with autocast_off(emb_VBD):
             out_2BD = of_views(self.projector, widened(emb_VBD))
             out_2GD = gather_utterances(out_2BD, self.shards)

@@ -25,7 +25,7 @@ from speakerlab.core.powerset import (
 
 
 class PowersetLoss(nn.Module):
-    """Mean over the windows and their known frames of the negative log-probability of the truth."""
+    """Negative log-probability of the true sets of speakers, averaged over all known frames."""
 
     set_CL: Tensor
     order_PL: Tensor
@@ -73,15 +73,15 @@ class PowersetLoss(nn.Module):
             return loss, accuracy
 
     def in_best_order(self, log_prob_BFC: Tensor, speech_BKF: Tensor) -> Tensor:
-        """Return speech_BLF: the true speakers in the order in which they agree best.
+        """Return speech_BLF: the true speakers in the order that agrees best with the network.
 
-        With the smallest squared difference between the truth and the probability that each local
-        speaker speaks; in the first of several equal orders.
+        That is the order with the smallest squared difference between the truth and the
+        probability that each local speaker speaks; of several equal orders, the first.
         """
         set_CL = self.set_CL.to(log_prob_BFC)
         prob_BFL = log_prob_BFC.exp() @ set_CL
-        # Squares do not depend on the order, so the largest sum of products is the smallest
-        # squared difference.
+        # The sums of squares do not depend on the order, so the order with the largest sum of
+        # products has the smallest squared difference.
         agreement_BKL = speech_BKF @ prob_BFL
         place_L = torch.arange(self.max_speakers, device=speech_BKF.device)
         agreement_BP = agreement_BKL[:, self.order_PL, place_L].sum(dim=2)
@@ -90,7 +90,7 @@ class PowersetLoss(nn.Module):
         return speech_BKF.take_along_dim(order_BL[:, :, None], dim=1)
 
     def right_sets(self, speech_BLF: Tensor) -> Tensor:
-        """Return is_right_BFC: the largest sets of nobody but those who speak."""
+        """Return is_right_BFC: true for the largest sets that have only speakers who speak."""
         set_CL = self.set_CL.to(speech_BLF)
         silent_BFL = 1 - speech_BLF.transpose(1, 2)
         num_silent_BFC = silent_BFL @ set_CL.T
@@ -103,8 +103,9 @@ class PowersetLoss(nn.Module):
 def local_errors(best_FC: np.ndarray, speech_KF: np.ndarray) -> np.ndarray:
     """Return the frames (missed, false alarm, confusion, spoken) of a window, float64.
 
-    best_FC: 1 at the most probable set of a frame. Speakers are matched so that they agree in most
-    frames; unknown frames are left out. Their sum of errors by `spoken` is the local DER.
+    best_FC: 1 at the most probable set of a frame. True and local speakers are matched such that
+    they agree in as many frames as possible; unknown frames are left out. The sum of the three
+    errors divided by `spoken` is the local diarization error rate.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -24,16 +24,15 @@ from speakerlab.losses.objective import (
 )
 from speakerlab.losses.shards import Shards
 
-EPSILON = (
-    1e-8  # keeps the logarithm of a distance finite where two embeddings are equal
-)
+# Keeps the logarithm of a distance finite where two embeddings are equal.
+EPSILON = 1e-8
 
 
 class SDPN(Objective):
     """Cross-entropy to the teacher's balanced assignments, with two terms against collapse.
 
-    me_max_weight: of the entropy of the mean assignment; koleo_weight: of the distance between
-    nearest embeddings, summed over views.
+    me_max_weight: weight of the term that raises the entropy of the mean assignment. koleo_weight:
+    weight of the term that raises the distances between nearest embeddings, summed over views.
     """
 
     sees_long = False
@@ -81,9 +80,9 @@ class SDPN(Objective):
         self,
         emb_VBD: Tensor,
         emb_LBD: Tensor | None,
-        teacher: nn.Module | None,
+        teacher_projector: nn.Module | None,
     ) -> Compared:
-        assert emb_LBD is not None and teacher is not None
+        assert emb_LBD is not None and teacher_projector is not None
         with autocast_off(emb_VBD):
             emb_VBD = widened(emb_VBD)
             out_VBD = of_views(self.projector, emb_VBD)
@@ -93,7 +92,7 @@ class SDPN(Objective):
             # Targets: the teacher's assignments of the long view, sharpened, then balanced over
             # the prototypes, so that not all utterances are assigned to a few of them.
             with torch.no_grad():
-                out_1BD = of_views(teacher, widened(emb_LBD))
+                out_1BD = of_views(teacher_projector, widened(emb_LBD))
                 out_1GD = gather_utterances(out_1BD, self.shards)
                 log_GK = self.assign(out_1GD[0])
                 target_GK = (log_GK / self.sharpening).softmax(1)

@@ -364,15 +364,11 @@ class _ShardedSoftmax(torch.autograd.Function):
         # One rank holds a target; the others add 0.
         target_similarity_G = shards.sum(similarities.target_similarity_G)
 
-        # A rank finds an embedding wrong if one of its classes beats the target. Of equal classes
-        # the first wins, as with argmax; NaN is never correct. With sampled classes, a target that
-        # another rank holds has the place -1 and wins every tie here: only the accuracy could
-        # differ, and equal similarities are rare.
-        is_tied_G = target_similarity_G == largest_G
-        comes_first_G = comparison.place_G < similarities.largest_place_G
-        wins_tie_G = is_tied_G & comes_first_G
-        is_largest_G = target_similarity_G > largest_G
-        is_wrong_here_G = ~(is_largest_G | wins_tie_G)
+        is_wrong_here_G = _find_wrong(
+            similarities,
+            target_similarity_G,
+            target_place_G=comparison.place_G,
+        )
 
         # The second output, the gradient of `harden`, is used for slope_G below.
         target_logit_G, harden_gradient = _differentiate(
@@ -512,6 +508,26 @@ def _compare(
         largest_G=largest_G,
         largest_place_G=largest_place_G,
     )
+
+
+def _find_wrong(
+    similarities: _Similarities,
+    target_similarity_G: Tensor,
+    *,
+    target_place_G: Tensor,
+) -> Tensor:
+    """Return which embeddings this rank finds wrong: one of its classes beats the target.
+
+    Of equal classes the first wins, as with argmax; NaN is never correct. With sampled classes, a
+    target that another rank holds has the place -1 and wins every tie here: only the accuracy could
+    differ, and equal similarities are rare.
+    """
+    largest_G = similarities.largest_G
+    is_tied_G = target_similarity_G == largest_G
+    comes_first_G = target_place_G < similarities.largest_place_G
+    wins_tie_G = is_tied_G & comes_first_G
+    is_largest_G = target_similarity_G > largest_G
+    return ~(is_largest_G | wins_tie_G)
 
 
 def _differentiate(

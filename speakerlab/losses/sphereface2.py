@@ -16,16 +16,19 @@ from speakerlab.losses.margin import add_margin, cosines, rotate
 
 
 class SphereFace2(Head):
-    """Wen et al., SphereFace2: Binary Classification is All You Need for Deep Face Recognition,
+    """SphereFace2: each class is a yes-or-no question.
+
+    Wen et al., SphereFace2: Binary Classification is All You Need for Deep Face Recognition,
     ICLR 2022, arXiv 2108.01513; for speakers: Han et al., Exploring Binary Classification Loss for
     Speaker Verification, ICASSP 2023, arXiv 2307.08205.
 
-    Each class is a yes-or-no question. With g(z) = 2 ((z + 1) / 2)^exponent - 1, the target adds
+    With g(z) = 2 ((z + 1) / 2)^exponent - 1, the target adds
     positive_weight * softplus(-(scale * p + bias)), and every other class
     (1 - positive_weight) * softplus(scale * n + bias), where
     type A (additive angle): p = g(cos(theta + margin)), n = g(cos(theta - margin));
     type C (additive cosine): p = g(cos(theta)) - margin, n = g(cos(theta)) + margin.
-    One bias for all classes. Usual margins: C 0.2, A 0.15; in large-margin fine-tuning 0.3, 0.25.
+    All classes share one bias. Usual margins are 0.2 for type C and 0.15 for type A; in
+    large-margin fine-tuning 0.3 and 0.25.
     """
 
     def __init__(

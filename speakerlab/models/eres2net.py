@@ -47,7 +47,8 @@ class AttentiveFusion(nn.Module):
 class _Weighted(torch.autograd.Function):
     """x * (1 + tanh(z)) + y * (1 - tanh(z)), with the gradients, bit for bit, of torch's lerp.
 
-    `local_att` keeps both maps anyway.
+    For the backward pass, torch's lerp would keep x and y. Here they are read from their
+    concatenation, which the first layer of `local_att` keeps anyway.
     """
 
     @staticmethod
@@ -81,11 +82,12 @@ class _Weighted(torch.autograd.Function):
 
 
 class ERes2Net(Res2Net):
-    """ERes2Net (defaults: the published base model; `m_channels` 64: large).
+    """ERes2Net. The defaults are those of the published base model.
 
-    The published "huge" (also "aug") model has `m_channels` 64, `base_width` 24, `scale` 3 and
-    `expansion` 4; WeSpeaker's have a `pool_eps` of 1e-7. Global fusion runs beside the stages: the
-    map fused so far is strided down and merged with the output of the next stage.
+    The large model has `m_channels` 64; the huge one, also called "aug", has `m_channels` 64,
+    `base_width` 24, `scale` 3 and `expansion` 4. WeSpeaker's models have a `pool_eps` of 1e-7.
+    Global fusion runs beside the stages: the map fused so far is strided down and merged with the
+    output of the next stage.
     """
 
     num_passed = 0
@@ -118,8 +120,11 @@ class ERes2Net(Res2Net):
 
 
 class ERes2NetV2(Res2Net):
-    """ERes2NetV2, with wider stages; only the last two stages are fused (defaults: the published
-    w26s2ep2; w24s4ep4 has `base_width` 24, `scale` and `expansion` 4)."""
+    """ERes2NetV2, with wider stages, of which only the last two are fused.
+
+    The defaults are those of the published w26s2ep2; w24s4ep4 has `base_width` 24, `scale` 4 and
+    `expansion` 4.
+    """
 
     num_passed = 0
     fuse = AttentiveFusion

@@ -1,4 +1,4 @@
-"""Frames of a backbone: what it has computed at each time, before it pools them.
+"""Frames of a backbone: the vectors that it computes at each time and then pools.
 
 Letters: B rows, C channels of a frame (of a map: channels x bins), T frames.
 """
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from speakerlab.models.pooling import Pooling
 
-# Neighbours hardly differ, and every second frame takes half of the disk and of the time.
+# Only every second frame is used: neighbouring frames hardly differ, and half of them take half of
+# the disk and of the time.
 FRAME_STEP = 2
 
 
@@ -40,10 +41,7 @@ def num_channels(backbone: nn.Module) -> int:
 
 
 class NotedFrames(threading.local):
-    """Frames (B, C, T) of the last pass that a thread made; each thread sees its own.
-
-    Of each `FRAME_STEP` frames, or so many as `noting_frames` was given, the first is noted.
-    """
+    """Frames (B, C, T) of the last pass that a thread made; each thread sees its own frames."""
 
     last_BCT: Tensor | None = None
 
@@ -59,7 +57,10 @@ class NotedFrames(threading.local):
 def noting_frames(
     backbone: nn.Module, step: int | None = None
 ) -> Iterator[NotedFrames]:
-    """Within the block, note each `step`th frame of each pass; None: `FRAME_STEP`."""
+    """Note the frames of each pass within the block.
+
+    step: the first of so many frames is noted; None: `FRAME_STEP`, as it is when this is called.
+    """
     noted = NotedFrames()
     if step is None:
         step = FRAME_STEP

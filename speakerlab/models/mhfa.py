@@ -2,8 +2,8 @@
 
 Peng, Plchot, Stafylakis, Mosner, Burget, Cernocky: "An attention-based backend allowing efficient
 fine-tuning of transformer models for speaker verification", SLT 2022, arXiv 2210.01273. One
-weighted sum of the layers says where to listen (keys), another what is heard there (values). Names
-as in the authors' code.
+weighted sum of the layers gives the keys, from which the attention weights of the frames follow;
+another gives the values that are averaged with these weights. Names as in the authors' code.
 
 Letters: B batch, T frames, F features of all layers, C channels, H heads, D embedding.
 """

@@ -4,7 +4,8 @@ In: feature maps whose last axis is time, in any float type. Out: fp32 (fp64 of 
 Sums of squares leave the range of fp16 and lose most digits in bf16, so statistics are computed in
 at least fp32 even under autocast; only the convolutions that score frames for attention are not.
 
-Letters: B batch, C channels, T frames, F mel bins, D embedding, K = 2 x everything between B and T.
+Letters: B batch, C channels, T frames, F mel bins, D embedding, K statistics, the mean and the
+deviation for each index of the axes between B and T.
 """
 
 from collections import OrderedDict
@@ -221,21 +222,18 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_mean: Tensor, d_var: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_BCT, mean = ctx.saved_tensors
+        x_BCT, means = ctx.saved_tensors
         num_frames = x_BCT.shape[-1]
         d_x_BCT = torch.empty_like(x_BCT)
-        utterances = _in_cache(
-            x_BCT,
-            mean,
-            d_mean / num_frames,
-            d_var * (2 / ctx.degrees),
-            d_x_BCT,
-        )
-        # d_x = d_mean / T + 2 (x - mean) d_var / degrees
-        for x, mean, d_mean, d_var, d_x in utterances:
-            offset = widened(x) - mean
-            offset.mul_(d_var).add_(d_mean)
-            d_x.copy_(offset)
+        # d_x = slope * (x - mean) + constant
+        slopes = d_var * (2 / ctx.degrees)
+        constants = d_mean / num_frames
+        for x, mean, slope, constant, d_x in _in_cache(
+            x_BCT, means, slopes, constants, d_x_BCT
+        ):
+            d_x_in_fp32 = widened(x) - mean
+            d_x_in_fp32.mul_(slope).add_(constant)
+            d_x.copy_(d_x_in_fp32)
         return d_x_BCT, None
 
 
@@ -261,17 +259,17 @@ class _WeightedMoments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_BCT, scores_BCT, mean, var = ctx.saved_tensors
+    def backward(ctx: Any, d_means: Tensor, d_vars: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_BCT, scores_BCT, means, variances = ctx.saved_tensors
         d_x_BCT = torch.empty_like(x_BCT)
         d_scores_BCT = torch.empty_like(scores_BCT)
         utterances = _in_cache(
             x_BCT,
             scores_BCT,
-            mean,
-            var,
-            d_mean,
-            d_var,
+            means,
+            variances,
+            d_means,
+            d_vars,
             d_x_BCT,
             d_scores_BCT,
         )
@@ -294,9 +292,9 @@ class _WeightedMoments(torch.autograd.Function):
 
 
 def _in_cache(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Yield as many utterances at a time as a CPU's cache holds, on a GPU all at once.
+    """Split tensors by utterances into parts that fit in a CPU's cache; on a GPU, into one part.
 
-    The first tensor determines the size of an utterance.
+    The first tensor determines how many utterances a part has.
     """
     x_BCT = tensors[0]
     on_cpu = x_BCT.device.type == "cpu"

@@ -65,7 +65,8 @@ def read_stages(text: str) -> list[StageSize]:
     return stages
 
 
-# One line per size; the numbers of a stage are stride, num_blocks, widening and reduction.
+# A size consists of the channels after the stem, the kind of block, the group size and the stages.
+# The numbers of a stage are stride, num_blocks, widening and reduction.
 _B2_STAGES = read_stages("1 2 1 12, 2 2 1 12, 1 3 1 12, 2 4 1 8, 1 4 1 8, 2 4 1 4")
 _B3_STAGES = read_stages("1 6 4 32, 2 6 2 32, 1 8 2 32, 2 10 2 16, 1 10 1 16, 2 8 1 16")
 _B4_STAGES = read_stages("1 4 2 48, 2 4 2 48, 1 6 2 48, 2 6 1 32, 1 8 1 24, 2 4 1 16")
@@ -131,8 +132,9 @@ def refuse_bins(
 class Backbone(nn.Module):
     """The stem and the stages: (B, 1, F, T) -> (B, K, T).
 
-    A stage's input is a weighted sum of the outputs of the stem and of all stages before it, and so
-    is the result; the weights are learned, per row of K, and sum to one.
+    The input of a stage is a weighted sum of the outputs of the stem and of all stages before it.
+    The result is the same sum over all stages. The weights are learned for each of the K rows, and
+    sum to one.
     """
 
     def __init__(self, size: Size, *, num_bins: int) -> None:
@@ -350,7 +352,7 @@ class ResidualBlock(nn.Module):
 
 
 class FrequencyWeights(nn.Module):
-    """Squeeze and excitation of frequency bins: each is scaled by a weight made from all means."""
+    """Squeeze and excitation of frequency bins: a network of all means weighs each bin."""
 
     def __init__(self, num_bins: int, *, hidden: int) -> None:
         super().__init__()
@@ -367,7 +369,10 @@ class FrequencyWeights(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """A grouped convolution and a 1x1 one, beside a shortcut: over maps (2) or sequences (1)."""
+    """A grouped convolution and a 1x1 convolution, beside a shortcut.
+
+    ndim: 2 for maps, 1 for sequences.
+    """
 
     def __init__(
         self,
@@ -399,7 +404,10 @@ class ConvNeXtBlock(nn.Module):
 
 
 class TimeContext(nn.Module):
-    """A residual of fewer channels: convolutions over ever longer times, then attention."""
+    """Adds context over time: convolutions with ever longer kernels, then attention.
+
+    The context is computed in fewer channels and added to the input.
+    """
 
     def __init__(self, channels: int, reduction: int) -> None:
         super().__init__()

@@ -42,7 +42,8 @@ def _size(channels: int, out_channels: int, text: str) -> Size:
     return Size(channels, out_channels, read_stages(text))
 
 
-# One line per size; the numbers of a stage are stride, num_blocks, widening, reduction and
+# A size consists of the channels after the stem, those of the last map (0: as many as the last
+# stage has) and the stages. The numbers of a stage are stride, num_blocks, widening, reduction and
 # time_stride.
 _B3_STAGES = "1 2 4 24 1, 2 3 3 24 1, 1 4 2 24 2, 2 5 1 24 1, 1 4 1 24 2, 2 3 1 24 1"
 _B5_STAGES = "1 2 4 48 1, 2 3 3 48 1, 1 4 2 48 2, 2 5 1 48 1, 1 4 1 32 2, 2 3 1 32 1"
@@ -67,12 +68,13 @@ SIZES: dict[str, Size] = {
 
 
 class ReDimNet2(nn.Module):
-    """ReDimNet2, published with 72 mel bins. As published, it ignores the last one to three frames
-    if the number of frames is no multiple of 4.
+    """ReDimNet2, published with 72 mel bins.
 
+    As published, it ignores the last one to three frames if their number is no multiple of 4.
     `feat_dim` must be a multiple of 8, for b2 of 12. group_norm: normalise every output that later
-    stages sum, as in the authors' recipes but not in their weights for VoxCeleb2. dual: they also
-    sum the output of a stage before its time context; the authors introduced both for VoxBlink2.
+    stages sum. dual: later stages also sum the output of a stage before its time context. The
+    authors introduced both for VoxBlink2; their weights for VoxCeleb2 have no group norm, unlike
+    their recipes.
     """
 
     def __init__(
@@ -134,11 +136,10 @@ class Backbone(nn.Module):
         num_inputs = 1  # of the next stage: the stem and the outputs of the stages
         time_stride = 1
         num_rows = channels * bins
-        # In all stages, there are as many groups as the stem has channels.
-        # Without group norm an identity, which has no parameters.
-        make_norm = nn.Identity
+        make_norm = nn.Identity  # which has no parameters
         if group_norm:
-            make_norm = partial(RowNorm, channels, num_rows)
+            # In all stages, there are as many groups as the stem has channels.
+            make_norm = partial(RowNorm, num_groups=channels, num_channels=num_rows)
 
         conv = nn.Conv2d(1, channels, kernel_size=3, padding=1)
         self.stem = nn.Sequential(

@@ -26,12 +26,14 @@ CEILING = 20.0  # of the activations, with which the published models were train
 
 
 class Res2Net(ResidualModel):
-    """Res2Net (defaults: 3D-Speaker's; WeSpeaker's Res2Net34_Base and, with `m_channels` 64,
-    Res2Net34_Large have a `pool_eps` of 1e-7)."""
+    """Res2Net. The defaults are those of 3D-Speaker.
 
-    # Of the `scale` groups of a block, the number of last ones that are not convolved.
+    WeSpeaker's Res2Net34_Base has a `pool_eps` of 1e-7, its Res2Net34_Large also `m_channels` 64.
+    """
+
+    # In each block, so many of the last groups of channels are passed on without a convolution.
     num_passed = 1
-    # Joins the groups in the two deeper stages; None: they are added, as in the others.
+    # Joins the groups in the last two stages; None: they are added, as in the first two.
     fuse: Fuse | None = None
 
     def __init__(

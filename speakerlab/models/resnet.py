@@ -126,8 +126,10 @@ def residual_stages(
 
 
 class ResNet(ResidualModel):
-    """ResNet (defaults: ResNet34 as WeSpeaker publishes it; 3D-Speaker's have `two_emb_layer` and a
-    `pool_eps` of 1e-8)."""
+    """ResNet. The defaults are those of WeSpeaker's ResNet34.
+
+    3D-Speaker's models have `two_emb_layer` and a `pool_eps` of 1e-8.
+    """
 
     def __init__(
         self,

@@ -132,10 +132,11 @@ class AttentivePooling(nn.Module):
 
 
 def simam(x_BCFT: Tensor) -> Tensor:
-    """Return each value times the sigmoid of its inverse energy, its distance from the mean.
+    """Return each value times the sigmoid of its inverse energy.
 
-    The inverse energy is (x - mean)^2 / (4 (variance + lambda)) + 1/2, with the unbiased variance
-    over the (at least two) places of a channel's map. In fp32, because it squares.
+    The inverse energy grows with the distance from the mean of the channel's map: it is
+    (x - mean)^2 / (4 (variance + lambda)) + 1/2, with the unbiased variance over the places of the
+    map, of which there are at least two. It is computed in fp32, because squares of fp16 overflow.
     """
     with autocast_off(x_BCFT):
         wide_BCFT = widened(x_BCFT)

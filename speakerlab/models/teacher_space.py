@@ -20,11 +20,11 @@ class TeacherSpace(nn.Module):
     def __init__(self, *, embed_dim: int, target_dim: int) -> None:
         super().__init__()
         self.target_dim = target_dim
-        # With equal dimensions, the last layer of the backbone does as well.
+        # With equal dimensions, the last layer of the backbone can learn this map itself.
         self.linear: nn.Module = nn.Identity()
         if embed_dim != target_dim:
             self.linear = nn.Linear(embed_dim, target_dim, bias=False)
-        # What the teacher's embeddings have in common.
+        # The directions that all embeddings of the teacher have in common.
         self.register_buffer("common_KD", torch.zeros(NUM_COMMON, target_dim))
 
     def forward(self, emb_BE: Tensor) -> Tensor:

@@ -18,8 +18,10 @@ from speakerlab.models.pooling import (
 
 
 class XVector(PooledModel):
-    """X-vector (defaults: as 3D-Speaker publishes it; WeSpeaker's have `two_emb_layer` and a
-    `pool_eps` of 1e-7). The convolutions are not padded."""
+    """X-vector, with convolutions that are not padded. The defaults are those of 3D-Speaker.
+
+    WeSpeaker's models have `two_emb_layer` and a `pool_eps` of 1e-7.
+    """
 
     # Unpadded, the kernels use up 4 + 4 + 6 frames of context, which leaves two to pool.
     min_frames = 16

@@ -6,10 +6,11 @@ For a replicate, the S speakers (of both sides together) are drawn S times with 
 speaker is drawn w times, a target trial has the weight w(its speaker), and a non-target trial has
 the weight w(enrolment speaker) x w(test speaker). A replicate without a target or without a
 non-target trial has no EER and is drawn again.
-Bounds are expanded percentiles (core/intervals.py). Simulated with effects of speakers, pairs of
-speakers and utterances (the slow test in tests/scoring/test_bootstrap.py), 95, 95 and 94 of 100
-intervals hold the true EER with 7, 20 and 100 speakers, and 90 with five. That is with an EER of
-13 %: with few errors, EER intervals are too short, and those of scoring/eer_intervals.py hold.
+Bounds are expanded percentiles (core/intervals.py). In a simulation with effects of speakers, of
+pairs of speakers and of utterances, and an EER of 13 % (the slow test in
+tests/scoring/test_bootstrap.py), 90, 95, 95 and 94 of 100 intervals contain the true EER with 5, 7,
+20 and 100 speakers. With few errors, these intervals of an EER are too short; those of
+scoring/eer_intervals.py are not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,22 +93,19 @@ def bootstrap(
     scores_N, is_target_N = checked(scores, is_target)
     is_same_speaker_N = enrol_speaker_N == test_speaker_N
     assert is_same_speaker_N[is_target_N].all()
-    pairs = SpeakerPairs(enrol_speaker_N, test_speaker_N)
+    pairs = SpeakerPairs(enrol_speaker_N, test_speaker_N, is_target_N)
     ranked = RankedTrials(scores_N, is_target_N, pairs.pair_N)
     costs: dict[str, Costs] = {}
     if llr is not None:
         costs = _decision_costs(llr, is_target_N, pairs, p_targets)
-    target_P = pairs.sums(is_target_N)
-    nontarget_P = pairs.sums(~is_target_N)
-    num_speakers = _count_speakers(pairs, target_P, nontarget_P)
     if num_replicates is None:
         num_replicates = 200 if len(scores_N) > MANY_TRIALS else 1000
 
     replicates: list[dict[str, float]] = []
-    draws = _draw_weights(pairs, target_P, nontarget_P, seed)
+    draws = pairs.draw_weights(seed)
     for weight_P in islice(draws, num_replicates):
-        num_target = float(weight_P @ target_P)
-        num_nontarget = float(weight_P @ nontarget_P)
+        num_target = float(weight_P @ pairs.num_target_P)
+        num_nontarget = float(weight_P @ pairs.num_nontarget_P)
         rates = ranked.rates(weight_P, p_targets)
         for name, (miss_P, fa_P) in costs.items():
             miss_cost = weight_P @ miss_P / num_target
@@ -118,7 +116,7 @@ def bootstrap(
     values: dict[str, NDArray[np.float64]] = {}
     for name in replicates[0]:
         values[name] = np.array([rates[name] for rates in replicates])
-    return Replicates(values, num_speakers)
+    return Replicates(values, pairs.count_speakers_of_both_kinds())
 
 
 def miss_band(
@@ -137,13 +135,11 @@ def miss_band(
     two operating points, the miss rate is interpolated.
     """
     scores_N, is_target_N = checked(scores, is_target)
-    pairs = SpeakerPairs(enrol_speaker_N, test_speaker_N)
+    pairs = SpeakerPairs(enrol_speaker_N, test_speaker_N, is_target_N)
     ranked = RankedTrials(scores_N, is_target_N, pairs.pair_N)
-    target_P = pairs.sums(is_target_N)
-    nontarget_P = pairs.sums(~is_target_N)
-    num_speakers = _count_speakers(pairs, target_P, nontarget_P)
+    num_speakers = pairs.count_speakers_of_both_kinds()
     miss_rates: list[np.ndarray] = []
-    draws = _draw_weights(pairs, target_P, nontarget_P, seed)
+    draws = pairs.draw_weights(seed)
     for weight_P in islice(draws, num_replicates):
         p_miss_K, p_fa_K = ranked.points(weight_P)
         # `interp` needs ascending rates.
@@ -160,37 +156,12 @@ def miss_band(
     return low_T, high_T
 
 
-def _count_speakers(
-    pairs: "SpeakerPairs", target_P: np.ndarray, nontarget_P: np.ndarray
-) -> int:
-    """Return the smaller of the numbers of speakers with targets and with non-targets."""
-    return min(
-        pairs.count_speakers(target_P > 0),
-        pairs.count_speakers(nontarget_P > 0),
-    )
-
-
-def _draw_weights(
-    pairs: "SpeakerPairs",
-    target_P: np.ndarray,
-    nontarget_P: np.ndarray,
-    seed: int,
-) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights of the pairs in one replicate after the other, without end."""
-    rng = np.random.default_rng(seed)
-    while True:
-        drawn = rng.integers(pairs.num_speakers, size=pairs.num_speakers)
-        count_S = np.bincount(drawn, minlength=pairs.num_speakers)
-        weight_P = pairs.weights(count_S)
-        # The error rates need both kinds of trials: draw again.
-        if weight_P @ target_P > 0 and weight_P @ nontarget_P > 0:
-            yield weight_P
-
-
 class SpeakerPairs:
-    """Pairs of speakers with trials, and the pair of each trial."""
+    """Pairs of speakers with trials, the pair of each trial, and the draws of replicates."""
 
-    def __init__(self, enrol_N: np.ndarray, test_N: np.ndarray) -> None:
+    def __init__(
+        self, enrol_N: np.ndarray, test_N: np.ndarray, is_target_N: np.ndarray
+    ) -> None:
         """Number the speakers with trials, in the order of their given numbers."""
         both_2N = np.stack([enrol_N, test_N])
         occurs = np.bincount(both_2N.ravel()) > 0
@@ -203,6 +174,22 @@ class SpeakerPairs:
         code_P, pair_N = np.unique(code_N, return_inverse=True)
         self.pair_N = pair_N.astype(np.int32)
         self.enrol_P, self.test_P = np.divmod(code_P, self.num_speakers)
+        # The number of trials of either kind of each pair.
+        self.num_target_P = self.sums(is_target_N)
+        self.num_nontarget_P = self.sums(~is_target_N)
+
+    def draw_weights(self, seed: int) -> Iterator[NDArray[np.float64]]:
+        """Yield the weights of the pairs, (P), in one replicate after the other, without end."""
+        rng = np.random.default_rng(seed)
+        while True:
+            drawn = rng.integers(self.num_speakers, size=self.num_speakers)
+            count_S = np.bincount(drawn, minlength=self.num_speakers)
+            weight_P = self.weights(count_S)
+            has_target = weight_P @ self.num_target_P > 0
+            has_nontarget = weight_P @ self.num_nontarget_P > 0
+            # The error rates need both kinds of trials: otherwise draw again.
+            if has_target and has_nontarget:
+                yield weight_P
 
     def weights(self, count_S: np.ndarray) -> NDArray[np.float64]:
         """Return the weight of each pair's trials, (P). count_S: number of draws of each speaker.
@@ -222,8 +209,14 @@ class SpeakerPairs:
         sum_P = np.bincount(self.pair_N, values_N, len(self.enrol_P))
         return sum_P.astype(np.float64)
 
-    def count_speakers(self, is_chosen_P: np.ndarray) -> int:
-        """Return the number of speakers, on either side, of some of the pairs."""
+    def count_speakers_of_both_kinds(self) -> int:
+        """Return the smaller of the numbers of speakers with targets and with non-targets."""
+        num_with_targets = self._count_speakers(self.num_target_P > 0)
+        num_with_nontargets = self._count_speakers(self.num_nontarget_P > 0)
+        return min(num_with_targets, num_with_nontargets)
+
+    def _count_speakers(self, is_chosen_P: np.ndarray) -> int:
+        """Return the number of speakers, on either side, of the chosen pairs."""
         enrol = self.enrol_P[is_chosen_P]
         test = self.test_P[is_chosen_P]
         return len(np.unique([enrol, test]))

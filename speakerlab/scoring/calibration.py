@@ -34,9 +34,8 @@ class Calibration:
     num_target: int
     num_nontarget: int
     source: str  # description of these trials
-    model_sha256: str | None = (
-        None  # of the model whose scores they are; not in older files
-    )
+    # Of the model that gave the scores; None: older files do not have it.
+    model_sha256: str | None = None
 
     def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
         """Return the log-likelihood ratio of the same speaker against different speakers."""
@@ -47,7 +46,7 @@ class Calibration:
         """Return the threshold at the EER, or at one of the stored false-alarm rates."""
         if far is None:
             return self.threshold
-        _refuse_no_share(far)
+        _check_rate(far)
         if f"{far:g}" not in self.threshold_at_far:
             stored_rates = ", ".join(self.threshold_at_far) or "none"
             raise ValueError(
@@ -57,7 +56,8 @@ class Calibration:
         return self.threshold_at_far[f"{far:g}"]
 
 
-def _refuse_no_share(rate: float) -> None:
+def _check_rate(rate: float) -> None:
+    """Raise ValueError unless the rate is a share; a user may write 1 for 1 %."""
     if not 0 < rate < 1:
         raise ValueError(
             f"calibration: a false-alarm rate is a share between 0 and 1, got {rate:g};"
@@ -82,23 +82,9 @@ def fit_calibration(
     num_target = int(np.count_nonzero(target_N))
     num_nontarget = len(scores_N) - num_target
     line = fit_linear(scores_N[:, None], target_N, names=["scores"])
-    lowest_rate = 1 / num_nontarget  # a single false alarm
-    for rate in false_alarm_rates:
-        _refuse_no_share(rate)
-        if rate < lowest_rate:
-            raise ValueError(
-                f"calibration: with {count_of(num_nontarget, 'non-target trial')},"
-                f" false-alarm rates may be from {lowest_rate:.2g} on, got {rate:g};"
-                " use more speakers"
-            )
-
-    rates = set(false_alarm_rates)
-    for rate in FALSE_ALARM_RATES:
-        # With fewer than 10 false alarms, a threshold is unreliable.
-        if rate >= 10 / num_nontarget:
-            rates.add(rate)
     threshold_at_far: dict[str, float] = {}
-    for rate in sorted(rates, reverse=True):
+    for rate in _rates_to_store(false_alarm_rates, num_nontarget):
+        # The lowest threshold with few enough false alarms; p_fa_K descends.
         point = int(np.argmax(p_fa_K <= rate))
         threshold_at_far[f"{rate:g}"] = _midway(threshold_K, point)
 
@@ -113,6 +99,28 @@ def fit_calibration(
         num_nontarget=num_nontarget,
         source=source,
     )
+
+
+def _rates_to_store(requested: Sequence[float], num_nontarget: int) -> list[float]:
+    """Return the requested false-alarm rates and the usual ones, descending.
+
+    Raises ValueError for a requested rate that is too low for the number of non-target trials.
+    """
+    lowest_rate = 1 / num_nontarget  # a single false alarm
+    for rate in requested:
+        _check_rate(rate)
+        if rate < lowest_rate:
+            raise ValueError(
+                f"calibration: with {count_of(num_nontarget, 'non-target trial')},"
+                f" false-alarm rates may be from {lowest_rate:.2g} on, got {rate:g};"
+                " use more speakers"
+            )
+    rates = set(requested)
+    for rate in FALSE_ALARM_RATES:
+        # With fewer than 10 false alarms, a threshold is unreliable.
+        if rate >= 10 / num_nontarget:
+            rates.add(rate)
+    return sorted(rates, reverse=True)
 
 
 def _midway(threshold_K: np.ndarray, point: int) -> float:

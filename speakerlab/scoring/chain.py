@@ -247,9 +247,7 @@ def build_chain(
     transformed_development, transforms = _learn_transforms(
         steps.transforms, development, lda_dim
     )
-    options: list[str] = []  # unusual ones, for the name
-    if lda_dim and "lda" in steps.transforms:
-        options.append(f"lda-dim={lda_dim}")
+    options = _unusual_options(steps, lda_dim=lda_dim, adapt=adapt, top_n=top_n)
 
     plda = None
     adaptation = ""
@@ -257,12 +255,11 @@ def build_chain(
         _require("plda", transformed_development)
         plda = learn_plda(transformed_development)
         if adapt is not None:
-            adapt_name, adapt_table = adapt
+            _, adapt_table = adapt
             require_one_model([table, adapt_table])
             plda = plda.adapted(transformed(adapt_table, transforms).emb_ND)
             num_adapt = len(adapt_table.ids)
             adaptation = f", adapted to {num_adapt:,} utterances without speaker labels"
-            options.append(f"adapt={adapt_name}")
 
     cohort = None
     num_compared = 0
@@ -274,10 +271,11 @@ def build_chain(
         num_speakers = len(cohort.ids)
         num_compared = _num_compared(steps.normalisation, num_speakers, top_n)
         normalisation = _describe_normalisation(
-            steps.normalisation, num_compared, num_speakers, top_n
+            steps.normalisation,
+            num_compared=num_compared,
+            num_speakers=num_speakers,
+            top_n=top_n,
         )
-        if steps.normalisation == "asnorm" and top_n != USUAL_TOP_N:
-            options.append(f"top-n={top_n}")
 
     source = ""
     learned_speakers = frozenset[str]()
@@ -303,6 +301,25 @@ def build_chain(
         learned_from=table,
         learned_speakers=learned_speakers,
     )
+
+
+def _unusual_options(
+    steps: "_Steps",
+    *,
+    lda_dim: int | None,
+    adapt: tuple[str, EmbeddingTable] | None,
+    top_n: int,
+) -> list[str]:
+    """Return the options that differ from the usual and have an effect, for the chain's name."""
+    options: list[str] = []
+    if lda_dim and "lda" in steps.transforms:
+        options.append(f"lda-dim={lda_dim}")
+    if adapt is not None and steps.scorer == "plda":
+        adapt_name, _ = adapt
+        options.append(f"adapt={adapt_name}")
+    if steps.normalisation == "asnorm" and top_n != USUAL_TOP_N:
+        options.append(f"top-n={top_n}")
+    return options
 
 
 def transformed(
@@ -439,6 +456,7 @@ def _num_compared(normalisation: str, num_speakers: int, top_n: int) -> int:
 
 def _describe_normalisation(
     normalisation: str,
+    *,
     num_compared: int,
     num_speakers: int,
     top_n: int,

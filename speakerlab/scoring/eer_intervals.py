@@ -4,12 +4,12 @@ In: scores of trials. Out: an EER with its 95 % interval, and differences betwee
 same trials. The replicates of a bootstrap (scoring/bootstrap.py) can only repeat the errors of a
 sample: without an error, its interval is [0, 0]. Here an interval has three parts:
 
-1. The influence of a speaker is what its trials add to the EER, compared with trials that have the
-   mean error rates, to first order: without them, the EER would be lower by so much. At the
-   threshold of the EER, with the densities f of the scores of both kinds,
-   EER - eer = w (miss rate - eer) + (1 - w) (false-alarm rate - eer), w = f_non / (f_non + f_tar).
-   A speaker has the target trials of its own, and the non-target trials of which it is a side. The
-   sum of the squares estimates the variance of the EER.
+1. The influence of a speaker is how far the EER lies, because of this speaker's trials, above the
+   EER with trials of average difficulty, to first order. If the miss rate at the threshold rises by
+   m and the false-alarm rate by a, the EER rises by w m + (1 - w) a, with
+   w = f_non / (f_non + f_tar), where f_non and f_tar are the densities of the scores of non-targets
+   and targets at the threshold. A target trial counts for its speaker, and a non-target trial for
+   both of its speakers. The sum of the squared influences estimates the variance of the EER.
 2. With few errors this measured variance is itself uncertain. It is mixed with that of independent
    trials: variance = k / (k + 1) * measured + 1 / (k + 1) * independent, where k is the number of
    speakers with a missed target.
@@ -19,10 +19,17 @@ sample: without an error, its interval is [0, 0]. Here an interval has three par
    degrees of freedom follow from the fourth moments of the influences (Satterthwaite, "An
    approximate distribution of estimates of variance components", Biometrics Bulletin 2(6), 1946):
    a few speakers with most of the errors show the variance less well than equal ones.
+4. Each bound misses the truth in 2.5 % of the samples, except where one of them cannot: a true EER
+   so low that more than 2.5 % of the samples have no error is never above the interval, because the
+   intervals of such samples hold it. There, the lower bound may miss it in 5 %, as in the exact
+   intervals of Blaker ("Confidence curves and improved exact confidence intervals for discrete
+   distributions", Canadian Journal of Statistics 28(4), 2000). With 2.5 %, intervals of 6 to 20
+   speakers and EERs of 1 to 3 % would hold the truth in 98 to 99 %.
 
-The interval of a difference joins those of both systems (Zou and Donner, "Construction of
-confidence limits about effect measures", Statistics in Medicine 27(10), 2008), with the correlation
-of the influences. tests/choose_claims.py measures how often these intervals hold the truth.
+The interval of a difference joins those of both systems, with equal tails (Zou and Donner,
+"Construction of confidence limits about effect measures", Statistics in Medicine 27(10), 2008), and
+with the correlation of the influences. tests/choose_claims.py measures how often these intervals
+hold the truth.
 Letters: N trials, M targets, S speakers.
 """
 
@@ -36,9 +43,9 @@ from speakerlab.core.intervals import MIN_GROUPS
 from speakerlab.scoring.metrics import checked, eer
 
 LEVEL = 0.05  # an interval misses the truth so often
-# Independent trials with the variance of an EER, for each further utterance of a speaker: more than
-# one, because an EER changes by only a part of what the miss rate does. It was chosen so that the
-# intervals of tests/choose_claims.py hold the truth in 95 % of the corpora.
+# In part 2, each utterance of a speaker after the first counts as so many independent trials. That
+# is more than one, because an EER changes by only a part of a change of the miss rate. The number
+# was chosen so that the intervals of tests/choose_claims.py hold the truth in 95 % of the corpora.
 TRIALS_PER_REPEAT = 2.5
 MIN_FREEDOM = 3.0  # degrees of freedom
 # Of a density, in standard deviations times M ** -0.2 (Silverman's rule of thumb).
@@ -71,11 +78,26 @@ class EerEstimate:
         # One speaker shows no variance, and has no interval.
         return product * self.num_speakers / max(self.num_speakers - 1, 1)
 
-    def interval(self, level: float = LEVEL) -> list[float] | None:
-        """Return the interval [low, high], which misses the truth with the probability `level`.
+    def interval(self) -> list[float] | None:
+        """Return the interval [low, high], which misses the truth with the probability LEVEL.
 
         Without the minimum number of speakers, None.
         """
+        limits = self.equal_tails(LEVEL)
+        if limits is None or self.eer == 0:
+            return limits
+        low, high = limits
+        # Of a sample without errors, whose interval holds all EERs below.
+        num_independent = TRIALS_PER_REPEAT * self.num_repeats
+        errorless_high = float(betaincinv(0.5, num_independent + 0.5, 1 - LEVEL / 2))
+        # Such EERs are missed by lower bounds only, which may do so with the whole probability.
+        one_sided = self.equal_tails(2 * LEVEL)
+        assert one_sided is not None
+        highest_low, _ = one_sided
+        return [min(max(low, errorless_high), highest_low), high]
+
+    def equal_tails(self, level: float) -> list[float] | None:
+        """Return the interval, each bound of which misses the truth with half of `level`."""
         if self.num_speakers < MIN_GROUPS:
             return None
         tail = level / 2
@@ -144,28 +166,24 @@ def estimate_eer(
     is_missed = target_scores <= threshold
     is_accepted = other_scores >= threshold
 
-    # The share of the miss rate in the EER, from the densities of the scores at the threshold.
-    num_targets = len(target_scores)
-    target_density = _density(target_scores, threshold, num_targets)
-    other_density = _density(other_scores, threshold, num_targets)
-    total_density = target_density + other_density
-    share = 0.5
-    if total_density > 0:
-        share = other_density / total_density
-
-    miss_influence = share * (is_missed - is_missed.mean()) / num_targets
+    # What each trial adds to the EER.
+    miss_weight = _weight_of_misses(target_scores, other_scores, threshold)
+    miss_influence = miss_weight * (is_missed - is_missed.mean()) / len(target_scores)
     alarm_influence = is_accepted - is_accepted.mean()
-    alarm_influence = (1 - share) * alarm_influence / len(other_scores)
+    alarm_influence = (1 - miss_weight) * alarm_influence / len(other_scores)
+
+    # Sum over the trials of each speaker.
     target_speaker = enrol_speaker_N[is_target_N]
     enrol_speaker = enrol_speaker_N[~is_target_N]
     test_speaker = test_speaker_N[~is_target_N]
-    num_all = 1 + int(max(enrol_speaker_N.max(), test_speaker_N.max()))
-    influence_S = np.zeros(num_all)
-    influence_S += np.bincount(target_speaker, miss_influence, num_all)
-    influence_S += np.bincount(enrol_speaker, alarm_influence, num_all)
-    influence_S += np.bincount(test_speaker, alarm_influence, num_all)
+    num_numbers = 1 + int(max(enrol_speaker_N.max(), test_speaker_N.max()))
+    influence_S = np.zeros(num_numbers)
+    influence_S += np.bincount(target_speaker, miss_influence, num_numbers)
+    influence_S += np.bincount(enrol_speaker, alarm_influence, num_numbers)
+    influence_S += np.bincount(test_speaker, alarm_influence, num_numbers)
 
-    num_with_others = len(np.union1d(enrol_speaker, test_speaker))
+    num_with_targets = len(np.unique(target_speaker))
+    num_with_nontargets = len(np.union1d(enrol_speaker, test_speaker))
     rate = eer(scores_N, is_target_N)
     # Even without errors, the lowest target counts as missed above.
     num_erring = len(np.unique(target_speaker[is_missed])) if rate > 0 else 0
@@ -173,7 +191,7 @@ def estimate_eer(
         eer=rate,
         threshold=threshold,
         influence_S=influence_S,
-        num_speakers=min(len(np.unique(target_speaker)), num_with_others),
+        num_speakers=min(num_with_targets, num_with_nontargets),
         num_erring=num_erring,
         num_repeats=num_repeats,
     )
@@ -208,8 +226,8 @@ def _difference_interval(
     first: EerEstimate, second: EerEstimate, level: float
 ) -> list[float] | None:
     """Join the intervals of both EERs into that of their difference."""
-    first_interval = first.interval(level)
-    second_interval = second.interval(level)
+    first_interval = first.equal_tails(level)
+    second_interval = second.equal_tails(level)
     if first_interval is None or second_interval is None:
         return None
     first_low, first_high = first_interval
@@ -219,14 +237,15 @@ def _difference_interval(
     if deviations > 0:
         correlation = first.covariance(second) / deviations
 
-    def joined(first_away: float, second_away: float) -> float:
-        square = first_away**2 + second_away**2
-        square -= 2 * correlation * first_away * second_away
+    def join(first_distance: float, second_distance: float) -> float:
+        square = first_distance**2 + second_distance**2
+        square -= 2 * correlation * first_distance * second_distance
         return float(np.sqrt(max(square, 0.0)))
 
+    # The difference is lowest where the first EER is low and the second one high.
     difference = first.eer - second.eer
-    below = joined(first.eer - first_low, second_high - second.eer)
-    above = joined(first_high - first.eer, second.eer - second_low)
+    below = join(first.eer - first_low, second_high - second.eer)
+    above = join(first_high - first.eer, second.eer - second_low)
     return [difference - below, difference + above]
 
 
@@ -242,12 +261,28 @@ def _find_crossing(target_scores: np.ndarray, other_scores: np.ndarray) -> float
     return float(ascending[crossing])
 
 
-def _density(values: np.ndarray, at: float, num: int) -> float:
-    """Return the density of values by a Gaussian kernel, without its constant factor.
+def _weight_of_misses(
+    target_scores: np.ndarray, other_scores: np.ndarray, threshold: float
+) -> float:
+    """Return the weight w of the miss rate in the EER, as in the docstring of this file."""
+    # The targets are fewer. Their number determines both widths, so that the two densities are
+    # equally smooth.
+    num_targets = len(target_scores)
+    target_density = _density(target_scores, at=threshold, num_values=num_targets)
+    other_density = _density(other_scores, at=threshold, num_values=num_targets)
+    total_density = target_density + other_density
+    if total_density > 0:
+        return other_density / total_density
+    return 0.5
 
-    num: of the smaller sample, so that two densities have kernels of the same width.
+
+def _density(values: np.ndarray, *, at: float, num_values: int) -> float:
+    """Return the density of values at a point by a Gaussian kernel, without its constant factor.
+
+    num_values: the number that determines the width of the kernel.
     """
-    width = BANDWIDTH * values.std() * num**-0.2
+    width = BANDWIDTH * values.std() * num_values**-0.2
     if width == 0:
         return 0.0
-    return float(np.exp(-0.5 * ((values - at) / width) ** 2).mean() / width)
+    distance = (values - at) / width
+    return float(np.exp(-0.5 * distance**2).mean() / width)

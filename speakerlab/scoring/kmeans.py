@@ -73,11 +73,12 @@ def first_centres(
     num_clusters: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Draw rows that are far from each other, by greedy k-means++ (Arthur and Vassilvitskii).
+    """Draw rows that are far from each other, by greedy k-means++.
 
-    "k-means++: the advantages of careful seeding" (SODA 2007): draw several rows in proportion to
-    the squared distance from the nearest centre; take the row that leaves the smallest sum of
-    squared distances.
+    For each centre, several rows are drawn, with probabilities in proportion to the squared
+    distance from the nearest centre so far; the row that leaves the smallest sum of squared
+    distances is taken (Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding",
+    SODA 2007).
     """
     num_tried = 2 + int(np.log(num_clusters))
     chosen = rng.integers(len(unit_MD), size=1).tolist()
@@ -161,8 +162,9 @@ def one_thread_each() -> Iterator[None]:
 
 
 def agreement(cluster_N: np.ndarray, speaker_N: np.ndarray) -> tuple[float, float]:
-    """Return (purity, normalised mutual information) of clusters and speakers, numbers from 0.
+    """Return (purity, normalised mutual information) of clusters and speakers, both from 0 to 1.
 
+    cluster_N, speaker_N: the number of the cluster and of the speaker of each utterance.
     Purity is the share of utterances whose speaker is the most frequent one in their cluster; it
     rises with the number of clusters. The mutual information is divided by the mean of the two
     entropies (Vinh, Epps and Bailey, JMLR 11, 2010); it is 1 if the clusters equal the speakers.

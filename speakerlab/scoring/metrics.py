@@ -1,6 +1,6 @@
 """Error rates of a verification system. In: scores of trials. Out: EER, DCF and Cllr.
 
-Letters: N trials, M targets, K operating points.
+Letters: N trials, M targets, K operating points, P priors, C corners among the operating points.
 A trial is accepted if score >= threshold. Equal scores form one operating point. All metrics come
 from sorted scores and cumulative sums over them.
 """
@@ -205,7 +205,11 @@ def threshold_at(
     or false-acceptance rate). frr: find the highest threshold that rejects at most this share of
     the targets (miss or false-rejection rate). Infinite if the rate requires rejecting all trials.
     """
-    rate, name = (frr, "frr") if far is None else (far, "far")
+    rate = far
+    name = "far"
+    if far is None:
+        rate = frr
+        name = "frr"
     if rate is None or not 0.0 <= rate <= 1.0:
         raise ValueError(
             f"threshold: {name} must be between 0 and 1, got {rate}; use e.g. 0.01"

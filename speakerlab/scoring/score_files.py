@@ -104,14 +104,15 @@ def _read_lines(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int8]]:
     """Return cell, score and label of each line of a trial.
 
-    cell: index into the enrol x test matrix. label: whether it is a target, or NO_LABEL.
+    cell: index into the flattened matrix of enrolments x tests. label: 1 for a target, 0 for a
+    non-target, or NO_LABEL.
     """
     row_of = {name: row for row, name in enumerate(trials.enrol_ids)}
     column_of = {name: column for column, name in enumerate(trials.test_ids)}
     # Arrays, because lists of millions of Python numbers would take much memory.
     cells = array("q")
     scores = array("d")
-    all_labels = array("b")
+    labels = array("b")
     faults = Faults()
     score_column = 0  # unknown before the first line with text
     with open_text(path) as stream:
@@ -121,14 +122,8 @@ def _read_lines(
                 continue
             if not score_column:
                 score_column = _find_score_column(fields)
-            try:
-                score = float(fields[score_column])
-                # A blank in an id shifts the columns: then the line has others.
-                others = fields[2:score_column] + fields[score_column + 1 :]
-                labels = [text.lower() for text in others]
-                if len(labels) > 1 or not TRUTH.keys() >= set(labels):
-                    raise ValueError(labels)
-            except (IndexError, ValueError):
+            score_and_label = _parse_fields(fields, score_column)
+            if score_and_label is None:
                 form = "enrol test score [label]"
                 if score_column == 3:
                     form = "enrol test label score"
@@ -142,17 +137,37 @@ def _read_lines(
             if enrol_id in row_of and test_id in column_of:
                 row = row_of[enrol_id]
                 column = column_of[test_id]
+                score, label = score_and_label
                 cells.append(row * len(column_of) + column)
                 scores.append(score)
-                all_labels.append(TRUTH[labels[0]] if labels else NO_LABEL)
+                labels.append(label)
     faults.raise_if_any(f"{path}: refused, no score was read")
     if not score_column:
         raise ValueError(f"{path}: is empty; score the list again")
     return (
         np.array(cells, np.int64),
         np.array(scores),
-        np.array(all_labels, np.int8),
+        np.array(labels, np.int8),
     )
+
+
+def _parse_fields(fields: Sequence[str], score_column: int) -> tuple[float, int] | None:
+    """Return (score, label or NO_LABEL) of a line; None if it has another form than the first."""
+    if len(fields) <= score_column:
+        return None
+    try:
+        score = float(fields[score_column])
+    except ValueError:
+        return None
+    # What remains besides the two ids and the score is the label. A blank in an id shifts the
+    # columns, so that a part of the id would be the label.
+    labels = [*fields[2:score_column], *fields[score_column + 1 :]]
+    if not labels:
+        return score, NO_LABEL
+    label = labels[0].lower()
+    if len(labels) > 1 or label not in TRUTH:
+        return None
+    return score, TRUTH[label]
 
 
 def _find_score_column(fields: Sequence[str]) -> int:

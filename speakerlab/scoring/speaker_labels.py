@@ -78,26 +78,30 @@ class Halves:
 
     @classmethod
     def of(cls, unit_ND: np.ndarray, speaker_N: np.ndarray) -> "Halves":
-        by_speaker = np.argsort(speaker_N, kind="stable")
-        _, first_S, count_S = np.unique(
-            speaker_N[by_speaker], return_index=True, return_counts=True
+        # The rows of one speaker after the other. All arrays (N) below are in this order.
+        row_N = np.argsort(speaker_N, kind="stable")
+        _, start_S, count_S = np.unique(
+            speaker_N[row_N], return_index=True, return_counts=True
         )
-        # Number of an utterance among those of its speaker, and the number of its speaker among
-        # those who are halved.
-        place_N = np.arange(len(speaker_N)) - np.repeat(first_S, count_S)
+        # The speakers who are halved get consecutive numbers.
         is_halved_S = count_S >= MIN_HALVED
-        new_number_S = np.cumsum(is_halved_S) - 1
-        number_N = np.repeat(new_number_S, count_S)
+        number_S = np.cumsum(is_halved_S) - 1
+
+        # The same for each utterance, and its place among the utterances of its speaker.
         is_halved_N = np.repeat(is_halved_S, count_S)
+        number_N = np.repeat(number_S, count_S)
+        place_N = np.arange(len(speaker_N)) - np.repeat(start_S, count_S)
         is_first_N = place_N < np.repeat(count_S // 2, count_S)
 
         num_halved = int(is_halved_S.sum())
         halves: list[SpeakerSums] = []
         for is_in_half_N in (is_first_N, ~is_first_N):
-            chosen = is_halved_N & is_in_half_N
-            rows = by_speaker[chosen]
-            halves.append(SpeakerSums.of(unit_ND[rows], number_N[chosen], num_halved))
-        return cls(*halves)
+            chosen_N = is_halved_N & is_in_half_N
+            unit_of_half = unit_ND[row_N[chosen_N]]
+            sums = SpeakerSums.of(unit_of_half, number_N[chosen_N], num_halved)
+            halves.append(sums)
+        first, second = halves
+        return cls(first, second)
 
     def __len__(self) -> int:
         return len(self.first.count_S)
@@ -118,11 +122,11 @@ class Halves:
         first_HD = self.first.mean_SD
         second_HD = self.second.mean_SD
         return log_ratio(
-            (first_HD * second_HD).sum(axis=1),
-            (first_HD**2).sum(axis=1),
-            (second_HD**2).sum(axis=1),
-            self.first.count_S,
-            self.second.count_S,
+            dot=(first_HD * second_HD).sum(axis=1),
+            first_square=(first_HD**2).sum(axis=1),
+            second_square=(second_HD**2).sum(axis=1),
+            first_count=self.first.count_S,
+            second_count=self.second.count_S,
             spread=spread,
             dim=first_HD.shape[1],
         )
@@ -141,36 +145,40 @@ class Pair:
 class Judgement:
     """Scores of all utterances, and what follows from them; scores are log-likelihood ratios."""
 
-    own_N: NDArray[np.float64]  # against the own speaker; NaN without other utterances
-    other_N: NDArray[np.float64]  # against the nearest other speaker
-    nearest_N: NDArray[np.int64]  # that speaker
-    threshold: float  # of `own_N`
+    # Against the speaker of the label; NaN if this speaker has no other utterance.
+    own_score_N: NDArray[np.float64]
+    other_score_N: NDArray[np.float64]  # against the nearest other speaker
+    nearest_speaker_N: NDArray[np.int64]  # the number of this other speaker
+    threshold: float  # of `own_score_N`
     pairs: Sequence[Pair]  # the highest score first
     pair_threshold: float | None  # None: too few speakers have enough utterances
 
     @property
     def is_suspect_N(self) -> NDArray[np.bool_]:
         """Return which utterances do not sound like their speaker; NaN compares as false."""
-        return (self.own_N < self.threshold) & (self.own_N < self.other_N)
+        is_low_N = self.own_score_N < self.threshold
+        is_like_another_N = self.own_score_N < self.other_score_N
+        return is_low_N & is_like_another_N
 
 
 def log_ratio(
+    *,
     dot: Any,
     first_square: Any,
     second_square: Any,
     first_count: Any,
     second_count: Any,
-    *,
     spread: Spread,
     dim: int,
 ) -> Any:
     """Return the log-likelihood ratio of two means of utterances, one person against two.
 
-    dot: inner product of the means; first_square, second_square: their squared lengths; counts:
-    their numbers of utterances. All are numbers, or arrays that can be broadcast together.
+    dot: inner product of the means. first_square, second_square: the squared length of each mean.
+    first_count, second_count: the number of utterances of each mean. All are numbers, or arrays
+    that can be broadcast together.
     """
-    # Per dimension, a mean of a speaker has the variance `first`, and two have the covariance
-    # `between` if they are of one person, else none.
+    # In each dimension, the means have the variances `first` and `second`. Their covariance is
+    # `between` if they are of one person, and 0 if they are of two.
     between = spread.between / dim
     first = between + (spread.session + spread.utterance / first_count) / dim
     second = between + (spread.session + spread.utterance / second_count) / dim
@@ -193,8 +201,9 @@ def judge(unit_ND: np.ndarray, speaker_N: np.ndarray, *, far: float) -> Judgemen
     is_trusted_N = np.ones(len(speaker_N), dtype=bool)
     judgement = _judge_once(unit_ND, speaker_N, is_trusted_N, far=far)
     for _ in range(MAX_ROUNDS):
-        # Suspects do not count in the means of the next round, in which they would hide each other.
-        # Not all at once, because a good utterance looks wrong where most others are.
+        # Suspects do not count in the means of the next round: wrong utterances in a mean make each
+        # other look right. Only the worst suspects are left out at once, because beside a majority
+        # of wrong utterances, a good one is a suspect, too.
         worst = _worst_of_each(judgement, speaker_N, is_trusted_N)
         is_trusted_N[worst] = False
         # The variances need a speaker with several utterances.
@@ -208,9 +217,9 @@ def judge(unit_ND: np.ndarray, speaker_N: np.ndarray, *, far: float) -> Judgemen
 def _worst_of_each(
     judgement: Judgement, speaker_N: np.ndarray, is_trusted_N: np.ndarray
 ) -> NDArray[np.int64]:
-    """Return trusted suspects: of each speaker those that are most like another."""
+    """Return the trusted suspects, of each speaker only those that are most like another one."""
     rows = np.flatnonzero(judgement.is_suspect_N & is_trusted_N)
-    margin = judgement.other_N[rows] - judgement.own_N[rows]
+    margin = judgement.other_score_N[rows] - judgement.own_score_N[rows]
     rows = rows[np.argsort(-margin, kind="stable")]
 
     num_trusted_S = np.bincount(speaker_N[is_trusted_N])
@@ -242,8 +251,9 @@ def _judge_once(
     pairs: list[Pair] = []
     pair_threshold = None
     if len(halves) >= MIN_HALVED_SPEAKERS:
-        # As high as two halves of one speaker, and so high that different people are expected to
-        # reach it in one pair at most: a ratio of e^t is e^t times rarer among them.
+        # A pair must score as high as the halves of one speaker do. It must also score so high that
+        # at most one pair of different people is expected to: a log-likelihood ratio of at least t
+        # has a probability of at most e^-t among them.
         half_ratio = float(np.quantile(halves.ratios(spread), MISSED_HALVES))
         num_pairs = num_speakers * (num_speakers - 1) / 2
         pair_threshold = max(half_ratio, float(np.log(num_pairs)))
@@ -257,9 +267,9 @@ def _judge_once(
     is_judged_N = ~np.isnan(own_N)
     threshold = find_threshold(own_N[is_judged_N], drawn_M, far=far)
     return Judgement(
-        own_N=own_N,
-        other_N=other_N,
-        nearest_N=nearest_N,
+        own_score_N=own_N,
+        other_score_N=other_N,
+        nearest_speaker_N=nearest_N,
         threshold=threshold,
         pairs=pairs,
         pair_threshold=pair_threshold,
@@ -289,11 +299,11 @@ def find_pairs(means: SpeakerSums, spread: Spread, threshold: float) -> list[Pai
     for start in range(0, len(numbers), rows_at_once):
         block = slice(start, start + rows_at_once)
         ratio_BS = log_ratio(
-            mean_SD[block] @ mean_SD.T,
-            square_S[block, None],
-            square_S,
-            count_S[block, None],
-            count_S,
+            dot=mean_SD[block] @ mean_SD.T,
+            first_square=square_S[block, None],
+            second_square=square_S,
+            first_count=count_S[block, None],
+            second_count=count_S,
             spread=spread,
             dim=mean_SD.shape[1],
         )
@@ -339,11 +349,11 @@ def _own_scores(
     mean_RD /= num_others[:, None]
     own_N = np.full(len(unit_ND), np.nan)
     own_N[rows] = log_ratio(
-        (unit_RD * mean_RD).sum(axis=1),
-        1.0,
-        (mean_RD**2).sum(axis=1),
-        1,
-        num_others,
+        dot=(unit_RD * mean_RD).sum(axis=1),
+        first_square=1.0,
+        second_square=(mean_RD**2).sum(axis=1),
+        first_count=1,
+        second_count=num_others,
         spread=spread,
         dim=unit_ND.shape[1],
     )
@@ -370,15 +380,15 @@ def _other_scores(
         block = slice(start, start + rows_at_once)
         speaker_B = speaker_N[block]
         ratio_BS = log_ratio(
-            unit_ND[block] @ mean_SD.T,
-            1.0,
-            square_S,
-            1,
-            means.count_S,
+            dot=unit_ND[block] @ mean_SD.T,
+            first_square=1.0,
+            second_square=square_S,
+            first_count=1,
+            second_count=means.count_S,
             spread=spread,
             dim=unit_ND.shape[1],
         )
-        # Any other speaker with the same probability.
+        # Draw other speakers, each with the same probability.
         shape = (len(speaker_B), NUM_DRAWN)
         step_BK = rng.integers(1, num_speakers, size=shape)
         drawn_BK = (speaker_B[:, None] + step_BK) % num_speakers
@@ -397,16 +407,17 @@ def _other_scores(
 def find_threshold(own_N: np.ndarray, drawn_M: np.ndarray, *, far: float) -> float:
     """Return the largest score below which at most `far` of the good utterances seem to be.
 
-    own_N: scores of utterances against their speakers, of which an unknown share is wrong; drawn_M:
-    scores against speakers drawn at random, which wrong labels have, too. Raises ValueError, one
-    line, if half of the labels or more seem wrong.
+    own_N: scores of utterances against the speakers of their labels, of which an unknown share is
+    wrong. drawn_M: scores against speakers drawn at random; those of wrong labels are distributed
+    like these. Raises ValueError, one line, if half of the labels or more seem wrong.
     """
     own_N = np.sort(own_N)
     drawn_M = np.sort(drawn_M)
-    # A share q of the wrong utterances, and hardly a good one, is below the q-quantile of the drawn
-    # scores (as Storey, "A direct approach to false discovery rates", 2002, counts null
-    # hypotheses). One is added, because the only wrong one of a small set may be above it. A high
-    # quantile is more exact, but counts good utterances if the model is weak.
+    # Estimate the share of wrong labels as Storey counts null hypotheses ("A direct approach to
+    # false discovery rates", 2002). Below the q-quantile of the drawn scores are a share q of the
+    # wrong utterances, and hardly any good one: the number there, divided by q, is the number of
+    # wrong ones. One is added, because a small set may have its only wrong utterance above the
+    # quantile. A high quantile is more exact, but counts good utterances if the model is weak.
     num_low = np.searchsorted(own_N, np.quantile(drawn_M, LOW_QUANTILES)) + 1
     wrong_shares = num_low / np.array(LOW_QUANTILES) / len(own_N)
     wrong_share = float(wrong_shares.min())

@@ -39,7 +39,7 @@ class SpeakerMeans:
     names: list[str]  # sorted
     count_S: NDArray[np.int64]
     mean_SD: NDArray[np.float64]
-    # Sum over the M rows of (x - mean of the speaker) squared.
+    # Sum over the M rows of d d', where d is the row minus the mean of its speaker.
     within_DD: NDArray[np.float64]
 
     @classmethod
@@ -80,7 +80,7 @@ class SpeakerMeans:
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """Affine map x -> (x - offset) projection, applied to each row."""
+    """Affine map of each row x to (x - offset) @ projection."""
 
     offset_D: NDArray[np.float64]
     projection_DK: NDArray[np.float64] | None = None  # None: unchanged
@@ -99,7 +99,7 @@ def to_unit_length(table: EmbeddingTable) -> EmbeddingTable:
 
 
 def learn_mean(development: Development) -> Affine:
-    """Subtract the mean of the development utterances."""
+    """Learn to subtract the mean of the development utterances."""
     mean_D = development.table.emb_ND.mean(axis=0, dtype=np.float64)
     return Affine(mean_D)
 
@@ -142,7 +142,7 @@ def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
 
 
 def learn_whitening(development: Development) -> Affine:
-    """Whiten with C^(-1/2), where C is the covariance of the development set.
+    """Learn to whiten with C^(-1/2), where C is the covariance of the development set.
 
     This is "ZCA" (Kessy, Lewin and Strimmer, The American Statistician 72, 2018). Raises ValueError
     if C is singular.

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class AppendedFile:
-    """File of whole records in order; a failure is logged once, and so is its end."""
+    """File of whole records in order; logs when writing begins to fail, and when it works again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class AppendedFile:
 
 
 class LogFile(logging.FileHandler):
-    """Log file whose lines wait in memory while the disk is full; `logging` drops them."""
+    """Log file whose lines wait in memory while the disk is full; a `FileHandler` drops them."""
 
     def __init__(self, path: Path) -> None:
         # With `delay`, the base class never opens the file: `emit` below writes it.

@@ -62,7 +62,7 @@ def divide_global_batch(
     below: int | None = None,
     limit: Callable[[list[int]], int],
     undivided: str = "",
-    why_not_single: Callable[[], str] = str,
+    why_not_single: Callable[[], str] = lambda: "",
 ) -> BatchPlan:
     """Choose a micro-batch that makes up the global batch exactly.
 
@@ -89,17 +89,30 @@ def divide_global_batch(
         micro_batch = share
 
     # For each size: the number of ranks that share BatchNorm's statistics.
-    joined_ranks: dict[int, int] = {}
-    for size in divisors:
-        joined_ranks[size] = 1
-        if join_ranks and size < ENOUGH_CROPS and bn_batch:
+    joined_ranks = dict.fromkeys(divisors, 1)
+    if join_ranks and bn_batch:
+        for size in divisors:
             joined_ranks[size] = _count_joined_ranks(size, bn_batch, world_size)
 
-    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below, joined_ranks)
-    # Only the smallest size can be a single crop.
-    bn_crops = sizes[0] * joined_ranks[sizes[0]]
-    why = why_not_single() if bn_crops == 1 else ""
-    sizes = _without_single(sizes, divisors, micro_batch, below, world_size, why)
+    sizes = _sizes_to_try(
+        divisors,
+        micro_batch=micro_batch,
+        bn_batch=bn_batch,
+        below=below,
+        joined_ranks=joined_ranks,
+    )
+    # Only with the smallest size can BatchNorm have a single crop.
+    smallest_bn_batch = sizes[0] * joined_ranks[sizes[0]]
+    problem = why_not_single() if smallest_bn_batch == 1 else ""
+    if problem:
+        sizes = _without_single(
+            sizes,
+            problem,
+            divisors=divisors,
+            micro_batch=micro_batch,
+            below=below,
+            world_size=world_size,
+        )
     # Called once for all sizes: it measures the memory, and all ranks agree on the smallest result.
     max_crops = limit(sizes)
     fitting_sizes = [size for size in sizes if size <= max_crops]
@@ -125,23 +138,23 @@ def divide_global_batch(
 
 def _without_single(
     sizes: list[int],
+    problem: str,
+    *,
     divisors: list[int],
     micro_batch: int | None,
     below: int | None,
     world_size: int,
-    why: str,
 ) -> list[int]:
-    """Return the sizes without the first, a single crop, unless `why` is empty.
+    """Return the sizes without the first one, a single crop.
 
-    why: why the model cannot be trained with it. Raises an error if no other size is left.
+    problem: why the model cannot be trained with a single crop. Raises an error with this text if
+    no other size is left. The other arguments are those of `divide_global_batch`.
     """
-    if not why:
-        return sizes
     if len(sizes) > 1:
         return sizes[1:]
     if below is not None:
         raise MemoryTooSmall(
-            f"memory: a micro-batch of {below} does not fit, and {why}; {REMEDY}"
+            f"memory: a micro-batch of {below} does not fit, and {problem}; {REMEDY}"
         )
     if len(divisors) == 1:
         remedy = f"use {2 * world_size}"
@@ -149,14 +162,16 @@ def _without_single(
             remedy += ", or fewer ranks"
         raise ValueError(
             f"training.global_batch: {world_size} is a runtime.micro_batch of 1, but"
-            f" {why}; {remedy}"
+            f" {problem}; {remedy}"
         )
     key = "training.bn_batch" if micro_batch is None else "runtime.micro_batch"
-    raise ValueError(f"{key}: 1, but {why}; use {divisors[1]}")
+    raise ValueError(f"{key}: 1, but {problem}; use {divisors[1]}")
 
 
 def _count_joined_ranks(size: int, bn_batch: int, world_size: int) -> int:
     """Return how many ranks with `size` crops make up `bn_batch`; a divisor of all ranks."""
+    if size >= ENOUGH_CROPS:
+        return 1
     max_ranks = max(bn_batch // size, 1)
     num_ranks = 1
     for count in range(1, max_ranks + 1):
@@ -185,6 +200,7 @@ def micro_batches(global_batch: int, world_size: int) -> list[int]:
 
 def _sizes_to_try(
     divisors: list[int],
+    *,
     micro_batch: int | None,
     bn_batch: int | None,
     below: int | None,

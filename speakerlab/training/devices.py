@@ -10,7 +10,7 @@ from speakerlab.core import process
 from speakerlab.core.torch_builds import CUDA_12_6, CUDA_13_0, PYTORCH_INDEX, Build
 
 # Numbers of the GPUs that CUDA shows to this process. Set by --gpus; -1 means none.
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 USE_THE_CPU = '--gpus "" or --device cpu for the CPU'
 
 
@@ -26,12 +26,12 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
 
     # CUDA ignores numbers that do not exist. Without this check, a training would silently run on
     # fewer GPUs than requested, or on the CPU.
-    visible = os.environ.get(VARIABLE, "")
+    visible = os.environ.get(VISIBLE_DEVICES, "")
     requested = [number for number in visible.split(",") if number.strip()]
     is_cpu_requested = requested == ["-1"]
     if not is_cpu_requested and len(requested) > count:
         raise ValueError(
-            f"--gpus: {len(requested)} requested ({VARIABLE}={','.join(requested)}),"
+            f"--gpus: {len(requested)} requested ({VISIBLE_DEVICES}={','.join(requested)}),"
             f" {describe_gpus()}; "
             f'correct the numbers, or choose the CPU: --gpus ""'
         )
@@ -76,7 +76,10 @@ def check_driver() -> None:
 
 
 def _newer_driver(problem: str) -> str:
-    """Return what to do about a driver whose CUDA is too old: (found version 12020) is 12.2."""
+    """Return what to do about a driver that is too old for this torch.
+
+    problem: torch's text. Its `(found version 12020)` means that the driver supports CUDA 12.2.
+    """
     version = re.search(r"found version (\d+)", problem)
     is_older_than_12 = version is not None and int(version[1]) < 12_000
     if is_older_than_12 or not is_built_for_cuda_13():
@@ -107,18 +110,22 @@ def check_kernels(index: int) -> None:
 
 
 def _runs_on(capability: tuple[int, int], kernel: str) -> bool:
-    """Return whether a card runs kernels such as sm_90, sm_90a or compute_90."""
+    """Return whether a card runs a kernel with a name such as sm_90, sm_90a or compute_90.
+
+    The name says for which card the kernel was built: sm as machine code, compute as PTX. A suffix
+    limits the later cards that run it: `a` to none, `f` to those of the same generation.
+    """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", kernel)
     if match is None:
-        return True  # a kind that is not known here: torch decides
-    kind, major, minor, variant = match.groups()
-    oldest = (int(major), int(minor))
-    if variant == "a":  # of this card only
-        return capability == oldest
+        return True  # a name that is not known here: torch decides
+    kind, major, minor, suffix = match.groups()
+    built_for = (int(major), int(minor))
+    if suffix == "a":
+        return capability == built_for
     # Machine code runs on later cards of the same generation; PTX is compiled for any later card.
-    is_same_generation = capability[0] == oldest[0]
-    is_portable = kind == "compute" and not variant
-    return capability >= oldest and (is_same_generation or is_portable)
+    is_same_generation = capability[0] == built_for[0]
+    is_portable = kind == "compute" and not suffix
+    return capability >= built_for and (is_same_generation or is_portable)
 
 
 def is_built_for_cuda_13() -> bool:
@@ -144,23 +151,26 @@ def install_line(build: Build) -> str:
 def is_bound_to_gpu() -> bool:
     """Return whether this rank sees only its own GPU, as with `srun --gpus-per-task=1`.
 
-    Then the ranks of a host do not share the visible GPUs of one rank.
+    Otherwise the ranks of a host see the same GPUs, and each takes the GPU of its local rank.
     """
     if "LOCAL_RANK" not in os.environ or torch.cuda.device_count() != 1:
         return False
-    is_selected = VARIABLE in os.environ
+    is_selected = VISIBLE_DEVICES in os.environ
     if process.TORCHRUN_VARIABLE in os.environ:
-        # Its ranks share the GPUs that it sees, except with --virtual-local-rank, where each is the
-        # first of its only GPU.
+        # The ranks of torchrun see the same GPUs. Only with --virtual-local-rank does each rank see
+        # one GPU, its own; every rank then has the local rank 0.
         return is_selected and os.environ["LOCAL_RANK"] == "0"
     return is_selected or "SLURM_PROCID" in os.environ
 
 
 def check_format(device: str, precision: str) -> None:
-    """Raise ValueError for 16 bits on a CPU that was not chosen; they are meant for a GPU."""
+    """Raise ValueError if a 16-bit format was requested, no GPU is found and no CPU was chosen.
+
+    Whoever requests 16 bits expects a GPU: a training on the CPU would take days.
+    """
     has_16_bits = precision in ("bf16", "fp16")
     # A user who sets the variable, for example by --gpus "", has chosen the device.
-    is_chosen = device == "cpu" or VARIABLE in os.environ
+    is_chosen = device == "cpu" or VISIBLE_DEVICES in os.environ
     if has_16_bits and not is_chosen and not torch.cuda.device_count():
         raise ValueError(
             f"runtime.precision: {precision} requested, {describe_gpus()}; use auto, or"
@@ -168,12 +178,12 @@ def check_format(device: str, precision: str) -> None:
         )
 
 
-def why(used: torch.device, device: str) -> str:
-    """Return why a training runs on the device `used`, with `runtime.device` as configured."""
+def reason_for_device(used: torch.device, device: str) -> str:
+    """Return why a training runs on the device `used`; device: `runtime.device` as configured."""
     if used.type == "cpu" and device == "cpu":
         return "runtime.device: cpu"
-    if used.type == "cpu" and VARIABLE in os.environ:
-        return f"{VARIABLE}={os.environ[VARIABLE]}"
+    if used.type == "cpu" and VISIBLE_DEVICES in os.environ:
+        return f"{VISIBLE_DEVICES}={os.environ[VISIBLE_DEVICES]}"
     return describe_gpus()
 
 
@@ -181,13 +191,13 @@ def describe_device(device: str, num_gpus: int, *, num_ranks: int) -> str:
     """Return a description of the hardware of a training; num_gpus: 0 for the CPU."""
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
     if not num_gpus:
-        are_gpus_hidden = os.environ.get(VARIABLE) == "-1"
+        are_gpus_hidden = os.environ.get(VISIBLE_DEVICES) == "-1"
         is_requested = are_gpus_hidden or device == "cpu"
         reason = "as requested" if is_requested else describe_gpus()
         return f"CPU, {ranks} ({reason})"
     text = f"GPU, {ranks}, {describe_gpus()}"
     # A user who chose the GPUs needs no advice to use all of them.
-    if num_ranks == num_gpus or VARIABLE in os.environ:
+    if num_ranks == num_gpus or VISIBLE_DEVICES in os.environ:
         return text
     numbers = map(str, range(num_gpus))
     all_gpus = " ".join(numbers)

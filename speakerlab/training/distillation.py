@@ -17,11 +17,11 @@ from torch.profiler import record_function
 from speakerlab.core.batch import Batch
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import Schedule
-from speakerlab.training.task import Task, TaskOutput
+from speakerlab.training.task import Augment, Task, TaskOutput
 
 
 class Heard(NamedTuple):
-    """What a teacher makes of crops."""
+    """Output of a teacher for a batch of crops."""
 
     emb_BD: Tensor  # float32
     frames_BCT: Tensor | None  # float32; None unless the student learns frames
@@ -36,17 +36,17 @@ class Teacher(Protocol):
 
 
 class CropTargets:
-    """Targets of a batch: what the teacher makes of its crops.
+    """Targets of a batch: the outputs of the teacher for its crops.
 
-    augment: as of the task. hears_clean: the teacher hears crops in the voice that was drawn, but
-    without room, noise and channel; else it hears what the student hears. views: so many rows of a
-    batch, one after the other, are augmentations of one crop.
+    hears_clean: the teacher hears the crops in the voices that were drawn, but without room, noise
+    and channel; otherwise it hears what the student hears. views: number of consecutive rows of a
+    batch that are augmentations of the same crop.
     """
 
     def __init__(
         self,
         teacher: Teacher,
-        augment: Any,
+        augment: Augment,
         *,
         hears_clean: bool,
         views: int = 1,
@@ -60,7 +60,7 @@ class CropTargets:
     def __call__(self, batch: Batch, wave_BS: Tensor) -> Batch:
         """Return the batch with its targets; wave_BS: the crops that the student hears."""
         heard_BS = self.augment.voices(batch) if self.hears_clean else wave_BS
-        # All views of a crop are in the same voice: the teacher hears the first.
+        # All views of a crop are in the same voice: the teacher hears only the first view.
         with record_function("step/teacher"):
             heard = self.teacher(heard_BS[:: self.views])
         target_BD = heard.emb_BD.repeat_interleave(self.views, dim=0)
@@ -73,16 +73,15 @@ class CropTargets:
 class DistillationTask(Task):
     """A student, its distances from the targets and, with labels, an ordinary head.
 
-    augment: has a method `features`, which masks features (SpecAugment). distance: of embeddings,
-    and frame_distance: of frames, or None; see losses/distillation.py. head: see
-    `losses/__init__.py`; None: labels are not used. frame_weight, label_weight: of the losses of
-    frame_distance and head.
+    distance: of the embeddings. frame_distance: of the frames; None: frames are not learned. Both
+    are in losses/distillation.py. head: see `losses/__init__.py`; None: labels are not used.
+    frame_weight, label_weight: weights of the losses of frame_distance and head.
     """
 
     def __init__(
         self,
         *,
-        augment: Any,
+        augment: Augment,
         embedder: nn.Module,
         distance: Any,
         frame_distance: Any,
@@ -95,8 +94,6 @@ class DistillationTask(Task):
         self.distance = distance
         self.frame_distance = frame_distance
         self.frame_weight = frame_weight
-        # Of the teacher's frames.
-        self.num_channels = 0 if frame_distance is None else len(frame_distance.mean_C)
         self.head = head
         self.label_weight = label_weight
 
@@ -119,15 +116,7 @@ class DistillationTask(Task):
         matter. The accuracy is the share of crops whose nearest target in the batch is their own.
         """
         del frozen  # refused by the configuration
-        num_crops = len(x_B)
-        target_BD = x_B.new_zeros((num_crops, self.distance.target_dim))
-        target_BCT = x_B.new_zeros((num_crops, self.num_channels, 1))
-        if batch is not None:
-            assert batch.target_BD is not None
-            target_BD = batch.target_BD
-            if self.frame_distance is not None:
-                assert batch.target_BCT is not None
-                target_BCT = batch.target_BCT
+        target_BD, target_BCT = self._targets(batch, x_B)
         mask_features = self.masking_of(batch)
         noting_frames: Any = nullcontext()
         if self.frame_distance is not None:
@@ -142,11 +131,27 @@ class DistillationTask(Task):
         with record_function("step/forward/head"):
             loss, accuracy = self.distance(emb_BE, target_BD)
             if self.frame_distance is not None:
+                assert target_BCT is not None
                 frame_loss = self.frame_distance(noted.take(), target_BCT)
                 loss = loss + self.frame_weight * frame_loss
             if self.head is not None:
                 label_loss, _ = self.head(emb_BE, label_B, margin)
                 loss = loss + self.label_weight * label_loss
         # The sums of a step count rows, so the mean becomes a sum over the rows of the batch.
-        num_correct = accuracy * num_crops
+        num_correct = accuracy * len(x_B)
         return TaskOutput(loss, num_correct)
+
+    def _targets(
+        self, batch: Batch | None, x_B: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the targets of a batch, embeddings and frames; without a batch, zeros."""
+        if batch is not None:
+            assert batch.target_BD is not None
+            return batch.target_BD, batch.target_BCT
+        num_crops = len(x_B)
+        zeros_BD = x_B.new_zeros((num_crops, self.distance.target_dim))
+        if self.frame_distance is None:
+            return zeros_BD, None
+        num_channels = len(self.frame_distance.mean_C)
+        zeros_BCT = x_B.new_zeros((num_crops, num_channels, 1))
+        return zeros_BD, zeros_BCT

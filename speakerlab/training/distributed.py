@@ -26,7 +26,10 @@ MAX_REASON = 200  # characters of a library's text in an error
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process among the ranks, and collectives. Only global rank 0 writes files."""
+    """Place of this process among the ranks, and collectives. Only global rank 0 writes files.
+
+    In a group of some ranks (see `neighbours`), only `sum`, `max` and `gather` can be called.
+    """
 
     rank: int
     world_size: int
@@ -157,55 +160,72 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
-    use_cuda = count_gpus(device, num_ranks=local_size) > 0
     rank_device = torch.device("cpu")
-    if use_cuda:
-        # Slurm may show each rank only its own GPU, which then has number 0 everywhere.
-        gpu_number = 0 if is_bound_to_gpu() else local_rank
-        rank_device = torch.device("cuda", gpu_number)
-        try:
-            torch.cuda.set_device(rank_device)
-        except RuntimeError as error:
-            # The rest of CUDA's text is advice for programmers.
-            first_line, _, _ = str(error).partition("\n")
-            raise ValueError(
-                f"{rank_device}: {first_line}; run speakerlab doctor"
-            ) from None
-
-    if world_size > 1:
-        # Joining blocks in C++ until all ranks are there, and would not notice Ctrl-C. There is
-        # nothing to save yet, so until then Ctrl-C ends the process at once.
-        handler = process.die_of_ctrl_c()
-        try:
-            # With a device, NCCL connects here, not in the first collective.
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
-                timeout=timedelta(minutes=timeout_minutes),
-                device_id=rank_device if use_cuda else None,
-            )
-        except RuntimeError as error:
-            raise ValueError(
-                f"rank {rank} of {world_size}: cannot join the others:"
-                f" {_reason(error)}; see their output, run speakerlab doctor, or set"
-                f" {'NCCL_DEBUG=INFO' if use_cuda else 'TORCH_DISTRIBUTED_DEBUG=INFO'}"
-            ) from None
-        finally:
-            signal.signal(signal.SIGINT, handler)
-    return Ranks(
+    if count_gpus(device, num_ranks=local_size):
+        rank_device = _take_gpu(local_rank)
+    ranks = Ranks(
         rank=rank,
         world_size=world_size,
         local_size=local_size,
         device=rank_device,
     )
+    if world_size > 1:
+        _join(ranks, timeout_minutes=timeout_minutes)
+    return ranks
+
+
+def _take_gpu(local_rank: int) -> torch.device:
+    """Return the GPU of this rank, after making it the default GPU of this process."""
+    # Slurm may show each rank only its own GPU, which then has number 0 everywhere.
+    gpu_number = 0 if is_bound_to_gpu() else local_rank
+    gpu = torch.device("cuda", gpu_number)
+    try:
+        torch.cuda.set_device(gpu)
+    except RuntimeError as error:
+        # The rest of CUDA's text is advice for programmers.
+        first_line, _, _ = str(error).partition("\n")
+        raise ValueError(f"{gpu}: {first_line}; run speakerlab doctor") from None
+    return gpu
+
+
+def _join(ranks: Ranks, *, timeout_minutes: float) -> None:
+    """Join the process group of all ranks."""
+    backends = "gloo"
+    device_id = None
+    debug_variable = "TORCH_DISTRIBUTED_DEBUG"
+    if ranks.device.type == "cuda":
+        backends = "cpu:gloo,cuda:nccl"
+        # With a device, NCCL connects here, not in the first collective.
+        device_id = ranks.device
+        debug_variable = "NCCL_DEBUG"
+
+    # Joining blocks in C++ until all ranks are there, and would not notice Ctrl-C. There is nothing
+    # to save yet, so until then Ctrl-C ends the process at once.
+    handler = process.die_of_ctrl_c()
+    try:
+        dist.init_process_group(
+            backends,
+            timeout=timedelta(minutes=timeout_minutes),
+            device_id=device_id,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"rank {ranks.rank} of {ranks.world_size}: cannot join the others:"
+            f" {_reason(error)}; see their output, run speakerlab doctor, or set"
+            f" {debug_variable}=INFO"
+        ) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the part of a text of NCCL or gloo that names the cause, in one line."""
-    text = str(error)
+    """Return the line that names the cause in an error of NCCL or gloo."""
+    text = str(error).strip()
     # NCCL's cause is behind lines with the place in the source and a general hint.
     _, _, last_error = text.partition("Last error:")
-    lines = (last_error.strip() or text.strip()).splitlines() or [repr(error)]
-    return lines[0][:MAX_REASON].rstrip(" .;")
+    cause = last_error.strip() or text or repr(error)
+    first_line = cause.splitlines()[0]
+    return first_line[:MAX_REASON].rstrip(" .;")
 
 
 def shared_store(ranks: Ranks) -> Any:
@@ -214,7 +234,7 @@ def shared_store(ranks: Ranks) -> Any:
         return None
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    torch_dist: Any = dist  # these two are missing in its type stubs
+    torch_dist: Any = dist  # the type stubs of torch lack both stores
     # A second connection: a thread that waits on it must not block the collectives.
     store = torch_dist.TCPStore(
         host,

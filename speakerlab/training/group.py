@@ -52,9 +52,9 @@ def find_group(variables: Mapping[str, str], *, root: Path = Path("/")) -> Group
         return _read_group(variables, starter="torchrun")
     num_tasks = _slurm_tasks(variables, root)
     is_named = "RANK" in variables or "WORLD_SIZE" in variables
-    if not is_named and num_tasks is None:
-        return None
-    if not is_named and num_tasks is not None:
+    if not is_named:
+        if num_tasks is None:
+            return None
         return _read_slurm(variables, num_tasks=num_tasks)
 
     # A script for Slurm may export RANK and WORLD_SIZE. A stale or constant RANK would give two
@@ -140,9 +140,10 @@ def _slurm_tasks(variables: Mapping[str, str], root: Path) -> int | None:
 
 
 def _is_in_batch_script(root: Path) -> bool:
-    """Return whether a parent of this process is the batch script of a Slurm job.
+    """Return whether this process was started, directly or not, by the batch script of a Slurm job.
 
-    Slurm copies it to a file of this name. Tasks that srun starts are no children of it.
+    Slurm copies a batch script to a file named `slurm_script`. Tasks that srun starts are children
+    of a Slurm daemon instead.
     """
     process = "self"
     # The first process of a machine or container has the parent 0.
@@ -167,13 +168,14 @@ def _is_in_batch_script(root: Path) -> bool:
 def _read_slurm(variables: Mapping[str, str], *, num_tasks: int) -> Group:
     rank = _number(variables, "SLURM_PROCID")
     _check_below("SLURM_PROCID", rank, "SLURM_NTASKS", num_tasks)
-    num_hosts = _number(variables, "SLURM_STEP_NUM_NODES", default=None)
+    num_hosts = _optional_number(variables, "SLURM_STEP_NUM_NODES")
     if num_hosts is None:
         num_hosts = _number(variables, "SLURM_NNODES", default=1)
 
     # On a single host every task is local. On several hosts Slurm must provide the local rank.
-    usual_local_rank = rank if num_hosts == 1 else None
-    local_rank = _number(variables, "SLURM_LOCALID", default=usual_local_rank)
+    local_rank = _optional_number(variables, "SLURM_LOCALID")
+    if local_rank is None and num_hosts == 1:
+        local_rank = rank
     local_size = _tasks_of_host(variables, num_tasks=num_tasks, num_hosts=num_hosts)
     if local_rank is None or local_size is None:
         raise ValueError(
@@ -202,23 +204,23 @@ def _tasks_of_host(
     """Return the number of tasks on this host; None if Slurm does not provide it."""
     if num_hosts == 1:
         return num_tasks
-    listed = variables.get("SLURM_STEP_TASKS_PER_NODE")
-    if not listed:
-        listed = variables.get("SLURM_TASKS_PER_NODE") or ""
+    tasks_per_node = variables.get("SLURM_STEP_TASKS_PER_NODE")
+    if not tasks_per_node:
+        tasks_per_node = variables.get("SLURM_TASKS_PER_NODE") or ""
 
     # The list `2(x3),1` means three hosts with 2 tasks each and one host with 1 task.
     counts: list[int] = []
-    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
+    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
         num_repeats = int(repeats or 1)
         counts += [int(count)] * num_repeats
-    host = _number(variables, "SLURM_NODEID", default=None)
+    host = _optional_number(variables, "SLURM_NODEID")
     if host is None or len(counts) != num_hosts:
         return None
     if not 0 <= host < num_hosts:
         return None
     if sum(counts) != num_tasks:
         raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE: {listed} are {sum(counts)} tasks, but"
+            f"SLURM_STEP_TASKS_PER_NODE: {tasks_per_node} are {sum(counts)} tasks, but"
             f" SLURM_NTASKS is {num_tasks}; correct one of them"
         )
     return counts[host]
@@ -228,13 +230,13 @@ def _first_host(variables: Mapping[str, str], *, num_hosts: int) -> str:
     """Return the host of task 0: the first one of the step's list."""
     if num_hosts == 1:
         return "127.0.0.1"
-    listed = variables.get("SLURM_STEP_NODELIST")
-    if not listed:
-        listed = variables.get("SLURM_NODELIST") or ""
-    match = re.match(FIRST_ENTRY, listed)
+    hosts = variables.get("SLURM_STEP_NODELIST")
+    if not hosts:
+        hosts = variables.get("SLURM_NODELIST") or ""
+    match = re.match(FIRST_ENTRY, hosts)
     if not match:
         raise ValueError(
-            f"SLURM_STEP_NODELIST: '{listed}' names no host; export MASTER_ADDR, the"
+            f"SLURM_STEP_NODELIST: '{hosts}' names no host; export MASTER_ADDR, the"
             " address of task 0's host"
         )
     first_entry = match[0]
@@ -273,17 +275,29 @@ def _check_below(name: str, value: int, limit_name: str, limit: int) -> None:
         )
 
 
-def _number(variables: Mapping[str, str], name: str, *, default: object = ...) -> int:
-    """Return a variable as a whole number; `default` if it is missing or empty."""
-    # `...` means "no default", because None is a possible default.
-    text = variables.get(name, "").strip()
-    if not text and default is not ...:
-        return default  # pyright: ignore[reportReturnType]
-    if not text:
+def _number(
+    variables: Mapping[str, str], name: str, *, default: int | None = None
+) -> int:
+    """Return a variable as a whole number, or `default` if it is missing or empty.
+
+    Without a default, a missing variable raises ValueError.
+    """
+    number = _optional_number(variables, name)
+    if number is None:
+        number = default
+    if number is None:
         other = "WORLD_SIZE" if name == "RANK" else "RANK"
         raise ValueError(
             f"{name}: missing, but {other} is set; set both, or unset both"
         )
+    return number
+
+
+def _optional_number(variables: Mapping[str, str], name: str) -> int | None:
+    """Return a variable as a whole number; None if it is missing or empty."""
+    text = variables.get(name, "").strip()
+    if not text:
+        return None
     if not text.isdecimal():
         raise ValueError(
             f"{name}: '{text}' is not a whole number; correct it, or unset it"

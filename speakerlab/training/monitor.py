@@ -108,16 +108,27 @@ class Monitor:
         self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
         # Otherwise the steps that are taken again would have two rows.
         _cut_rows(self.rows.path, start_step)
+        self._begin_events(start_step)
+        self.start_step = start_step
+        self.started_at = time.monotonic()
+        self.last_line_at = self.started_at
+        self.quiet_until = self.started_at + FIRST_SECONDS
+
+    def _begin_events(self, start_step: int) -> None:
+        """Begin a file of events with the configuration and, unless written, hyper-parameters."""
         folder = self.exp_dir / "tensorboard"
         earlier_files = list(folder.glob(f"{PREFIX}.*.{METRICS}"))
         self.events = Events(folder)
         first_step = start_step + 1
         self.events.restart(first_step)
-        # At the first step of this start: another start from the same step replaces it.
+        # Written as values of the first step: if the run starts from this step again, TensorBoard
+        # drops them for those of the later start.
         text = text_pb("config", _as_code(self.config))
         self.events.add(first_step, text)
+
         # TensorBoard keeps the first hyper-parameters that it reads. A run that resumes has written
-        # them; one that begins again may have other settings, and nothing of the earlier start.
+        # them already. A run that begins again may have other settings, so it removes the earlier
+        # files.
         if start_step == 0:
             for path in earlier_files:
                 path.unlink(missing_ok=True)
@@ -125,15 +136,12 @@ class Monitor:
             values = {key: _as_parameter(value) for key, value in self.settings.items()}
             parameters = hparams_pb(values, trial_id=self.exp_dir.name)
             self.events.add(first_step, parameters)
-        self.start_step = start_step
-        self.started_at = time.monotonic()
-        self.last_line_at = self.started_at
-        self.quiet_until = self.started_at + FIRST_SECONDS
 
-    def progress(self, step: float, doing: str = "") -> None:
+    def progress(self, step: float, activity: str = "") -> None:
         """Log the progress of a slow step; call it once `quiet_until` has passed.
 
         step: number of completed steps, including the completed part of the current step.
+        activity: what the step does now, with ", " behind it.
         """
         now = time.monotonic()
         self.quiet_until = now + QUIET_SECONDS
@@ -145,7 +153,7 @@ class Monitor:
             "step %.4g/%d %s%s elapsed, ETA %s",
             step,
             self.total_steps,
-            doing,
+            activity,
             elapsed,
             remaining,
         )
@@ -176,7 +184,7 @@ class Monitor:
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
         """Write and log a row of validation."""
         self._write(step, values, "valid")
-        # Not those within single corpora, `eer/NAME`.
+        # Without the metrics of single corpora, `eer/NAME`.
         results: dict[str, float] = {}
         for name, value in values.items():
             if "/" not in name:
@@ -247,7 +255,8 @@ def _format_metrics(values: Mapping[str, float]) -> list[str]:
 def _cut_rows(path: Path, start_step: int) -> None:
     """Drop rows past the checkpoint that a run resumes from, and a last line cut by a kill.
 
-    They are at the end of the file, which is shortened in place: a full disk has room for that.
+    All of these lines are at the end of the file. So it is shortened in place, for which even a
+    full disk has room.
     """
     if not path.exists():
         return

@@ -28,7 +28,7 @@ ROCM_WITHOUT_BF16 = (
     "gfx10",
 )
 # Settings of torch's GPU memory allocator; older versions read the second variable.
-OF_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -75,10 +75,11 @@ class Precision:
 def card_of(device: torch.device) -> Card | None:
     """Return the capabilities of a CPU, or of a GPU of CUDA or ROCm; None for another device."""
     if device.type == "cpu":
-        # Older versions of torch lack this function; then `bool()` returns False. A CPU with AMX
-        # has AVX512-BF16, too.
-        has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
-        return Card(has_bf16(), "this CPU")
+        # Older versions of torch lack this function, and so cannot tell. A CPU with AMX has
+        # AVX512-BF16, too.
+        is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+        has_bf16 = is_supported is not None and is_supported()
+        return Card(has_bf16, "this CPU")
     if device.type != "cuda":
         return None
     if torch.version.hip:
@@ -136,11 +137,12 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     Call it before a GPU is used. Uses torch's older setters: after its newer ones
     (`fp32_precision`) the getters raise, and so does torch.compile.
     """
-    # Otherwise validation fragments the memory, and training cannot use the pieces. On WSL, the
-    # first allocation fails with it (github.com/pytorch/pytorch/issues/192330).
-    is_allocator_configured = any(name in os.environ for name in OF_ALLOCATOR)
-    if not is_allocator_configured and not process.is_on_wsl():
-        os.environ[OF_ALLOCATOR[0]] = "expandable_segments:True"
+    # Without expandable segments, validation fragments the memory, and training cannot use the
+    # pieces. On WSL, the first allocation fails with them
+    # (github.com/pytorch/pytorch/issues/192330).
+    is_configured = any(name in os.environ for name in ALLOCATOR_VARIABLES)
+    if not is_configured and not process.is_on_wsl():
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     # cuBLAS is deterministic only with a workspace of fixed size; torch raises without it.
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,6 +1,7 @@
 """Exit of all ranks when one runs out of memory during a step.
 
-The other ranks wait for it in a collective, so a thread of each rank watches the shared store.
+The main thread of every other rank then waits in a collective for the rank that failed. So each
+rank has a second thread, which watches the shared store for a request to exit.
 """
 
 import logging
@@ -19,8 +20,9 @@ from speakerlab.training.run_state import RunState
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
-LAST_SECONDS = 6.0  # until a rank that cannot exit by itself has been ended
-CALL = "out of memory"  # key in the store: some rank requests the exit of all ranks
+# Time for the watching threads of all ranks to see the request and end their processes.
+LAST_SECONDS = 6.0
+EXIT_REQUEST = "out of memory"  # key in the store, set by the rank that failed
 
 
 class OutOfMemoryStop(RuntimeError):
@@ -68,22 +70,22 @@ class Rescue:
             self.state.save(scheduled=False)
             self.state.wait()
         else:
-            self.store.set(CALL, "")
-            time.sleep(LAST_SECONDS)  # the thread ends this process sooner
+            self.store.set(EXIT_REQUEST, "")
+            time.sleep(LAST_SECONDS)  # `_watch` ends this process sooner
         raise OutOfMemoryStop(line) from None
 
     def _exit_with_another_rank(self) -> None:
-        """Exit if this rank's error is that another rank has run out of memory."""
+        """Exit if another rank has run out of memory, which can make a collective fail here."""
         if self.store is None:
             return
         with suppress(RuntimeError):  # the store may be lost, too
-            if self.store.check([CALL]):
-                time.sleep(LAST_SECONDS)  # the thread ends this process sooner
+            if self.store.check([EXIT_REQUEST]):
+                time.sleep(LAST_SECONDS)  # `_watch` ends this process sooner
 
     def _watch(self) -> None:
-        """End this process when some rank has announced that it is out of memory."""
+        """End this process when some rank has requested the exit of all ranks."""
         try:
-            while not self.store.check([CALL]):
+            while not self.store.check([EXIT_REQUEST]):
                 time.sleep(POLL_SECONDS)
         except RuntimeError:
             # The store is lost with the rank that holds it; the main thread detects this loss.

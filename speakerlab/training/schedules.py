@@ -53,45 +53,54 @@ class LearningRate:
 
     def __call__(self, step: int) -> float:
         parameters = inspect.signature(self.schedule).parameters
-        has_warmup = "warmup_steps" in parameters
-        supplied: dict[str, Any] = {
-            "peak": self.peak,
-            "final": self.final,
-            "warmup_steps": self.warmup_steps,
-            "steps_per_epoch": self.steps_per_epoch,
-        }
-        # The stretch of steps, begin to end, over which the schedule is spread. It decays from
-        # `decay_start` on.
-        begin = 0
+        has_own_warmup = "warmup_steps" in parameters
+        depends_on_length = "total_steps" in parameters
+        warmup_steps = self.warmup_steps if has_own_warmup else 0
+        stretch = _Stretch(begin=0, peak=self.peak, warmup_steps=warmup_steps)
         end = self.total_steps
-        decay_start = self.warmup_steps if has_warmup else 0
-
-        def lr_of(at_step: int, end_step: int) -> float:
-            arguments = {**supplied, "total_steps": end_step - begin}
-            for name in SUPPLIED:
-                if name not in parameters:
-                    del arguments[name]
-            return self.schedule(at_step - begin, **arguments, **self.args)
 
         # Replay the changes of length before `step`, in order. Each starts from the learning rate
         # at which the run was then, so that the rate never jumps.
-        changes = self.extended if "total_steps" in parameters else ()
+        changes = self.extended if depends_on_length else ()
         for changed_at, total_before in changes:
             if step < changed_at:
                 end = total_before
                 break
             # A change during the warm-up moves the end only.
-            if changed_at > decay_start:
-                supplied["peak"] = lr_of(changed_at, total_before)
-                supplied["warmup_steps"] = 0
-                begin = changed_at
-                decay_start = changed_at
+            if changed_at > stretch.begin + stretch.warmup_steps:
+                current_lr = self._lr_in(stretch, changed_at, end=total_before)
+                stretch = _Stretch(begin=changed_at, peak=current_lr, warmup_steps=0)
 
-        lr = lr_of(step, end)
-        if has_warmup or step >= self.warmup_steps:
+        lr = self._lr_in(stretch, step, end=end)
+        if has_own_warmup or step >= self.warmup_steps:
             return lr
         # `step + 1`, because a learning rate of 0 would waste the first step.
         return lr * (step + 1) / self.warmup_steps
+
+    def _lr_in(self, stretch: "_Stretch", step: int, *, end: int) -> float:
+        """Return the learning rate of a step in a stretch of the run that ends at step `end`."""
+        supplied = {
+            "peak": stretch.peak,
+            "final": self.final,
+            "warmup_steps": stretch.warmup_steps,
+            "total_steps": end - stretch.begin,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+        parameters = inspect.signature(self.schedule).parameters
+        arguments: dict[str, Any] = {}
+        for name in SUPPLIED:
+            if name in parameters:
+                arguments[name] = supplied[name]
+        return self.schedule(step - stretch.begin, **arguments, **self.args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stretch:
+    """Steps from `begin` on, over which a schedule is spread; it starts there with its warm-up."""
+
+    begin: int
+    peak: float
+    warmup_steps: int
 
 
 def cosine(

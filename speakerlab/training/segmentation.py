@@ -11,18 +11,18 @@ from torch.profiler import record_function
 
 from speakerlab.core.batch import Batch
 from speakerlab.training.precision import Precision
-from speakerlab.training.task import Task, TaskOutput
+from speakerlab.training.task import Augment, Task, TaskOutput
 
 
 class SegmentationTask(Task):
     """A segmentation network and its loss, which does not depend on the order of speakers.
 
-    segmenter: (x_B, function that masks features, or None) -> log_prob_BFC; it is in the place of
-    the embedder of other tasks. loss: see losses/powerset.py.
+    segmenter: takes x_B and a function that masks features, or None, and returns log_prob_BFC; it
+    has the place that the embedder has in other tasks. loss: see losses/powerset.py.
     """
 
     def __init__(
-        self, *, augment: Any, segmenter: Any, loss: Any, precision: Precision
+        self, *, augment: Augment, segmenter: Any, loss: Any, precision: Precision
     ) -> None:
         super().__init__(augment=augment, embedder=segmenter, precision=precision)
         self.loss = loss

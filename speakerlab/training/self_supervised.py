@@ -5,8 +5,8 @@ It has no gradient, and moves at the end of each step that is not skipped. It be
 of the task, so that a checkpoint holds it. Its BatchNorm statistics come from its own forward
 passes, not from the student, as in 3D-Speaker.
 
-Letters: B utterances, R crops of an utterance, S samples, V views that the student sees, L long
-views, D embedding, N rows.
+Letters: B utterances, R crops of an utterance, S samples, V views that the student sees (in `cut`:
+views of a crop), L long views, D embedding, N rows.
 """
 
 import copy
@@ -21,7 +21,7 @@ from speakerlab.core.batch import Batch
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import Schedule
-from speakerlab.training.task import Task, TaskOutput
+from speakerlab.training.task import Augment, Task, TaskOutput
 
 lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 
@@ -73,15 +73,15 @@ class Views(NamedTuple):
 class SelfSupervisedTask(Task):
     """An objective, its student and, where the objective has one, its teacher.
 
-    embedder: the published model: the teacher, or else the model that learns. objective: see
-    `losses/__init__.py`. momentum: of the moving average in the first step; it rises to 1 along
-    half a cosine.
+    embedder: the model that is published: the teacher or, without a teacher, the model that learns.
+    objective: see `losses/__init__.py`. momentum: that of the moving average in the first step; it
+    rises to 1 along half a cosine.
     """
 
     def __init__(
         self,
         *,
-        augment: Any,
+        augment: Augment,
         embedder: nn.Module,
         objective: Any,
         views: Views,
@@ -113,7 +113,7 @@ class SelfSupervisedTask(Task):
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
         done = step / schedule.total_steps
         epoch = step / schedule.steps_per_epoch
-        # Late in training the teacher changes less and less: its share of the student falls to 0.
+        # The teacher changes less and less: the share that it takes from the student falls to 0.
         first_share = 1 - self.first_momentum
         momentum = 1 - first_share * (1 + math.cos(math.pi * done)) / 2
         self._begin(epoch, momentum)
@@ -142,7 +142,8 @@ class SelfSupervisedTask(Task):
             *self.student.parameters(),
             *self.objective.projector.parameters(),
         ]
-        # The verdict on the step is only on the device: after a bad step the share is 0.
+        # Whether the step is bad is known only on the device, so there is no branch here: after a
+        # bad step, the share is 0.
         is_good = 1 - is_bad
         share = (1 - self.momentum) * is_good
         shares = [share] * len(teacher)
@@ -161,11 +162,12 @@ class SelfSupervisedTask(Task):
         long_LBS, short_VBS = self.views.cut(x_B)
         num_utterances = long_LBS.shape[1]
         view_shape = (-1, num_utterances)
-        # Without a teacher, the published embedder learns by gradients itself.
-        teacher: Any = self.embedder
+        embedder: Any = self.embedder
+        # With a teacher, the embedder is the teacher, and the student learns by gradients. Without
+        # one, the embedder itself does.
         learner: Any = self.student
         if learner is None:
-            learner = self.embedder
+            learner = embedder
 
         with self.autocast, record_function("step/forward/embedder"):
             # Student and teacher see the same features of the long views.
@@ -183,7 +185,7 @@ class SelfSupervisedTask(Task):
             emb_LBD: Tensor | None = None
             if self.student is not None:
                 with torch.no_grad():
-                    emb_ND: Tensor = teacher.embed_features(feats_NTF)
+                    emb_ND: Tensor = embedder.embed_features(feats_NTF)
                     emb_LBD = emb_ND.unflatten(0, view_shape)
 
         with record_function("step/forward/head"):

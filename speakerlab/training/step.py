@@ -40,9 +40,10 @@ HEAD_KEY = 0x4EAD
 class OptimizerStep:
     """Takes the optimizer step with the number `state.step`, which the trainer increases.
 
-    accumulation: micro-batches of a step on this rank. on_failure: called with an error of
-    loading or of a pass before it is raised again; may exit. report_progress: called after each
-    micro-batch with the number of completed steps; it grows by 1 / accumulation each time.
+    accumulation: micro-batches of a step on this rank. on_failure: called with an error of loading
+    data or of a forward or backward pass; it may exit, otherwise the error is raised again.
+    report_progress: called after each micro-batch with the number of completed steps, which grows
+    by 1 / accumulation per micro-batch.
     """
 
     def __init__(
@@ -221,7 +222,8 @@ class AfterStep:
     def run(self, take_wait_seconds: Callable[[], float]) -> None:
         """Take the actions that are due; raise Stopped, with the state saved, after a signal.
 
-        take_wait_seconds: returns how long training waited for data since the last call.
+        take_wait_seconds: returns how long training waited for data since the last call. It is a
+        function, because measuring this waits for a GPU, and is done only if a row is due.
         """
         with record_function("step/host sync/row of metrics"):
             if self._is_row_due():
@@ -301,9 +303,9 @@ class AfterStep:
                 state.best = value
 
         is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
-        # In the middle of bad steps, a scheduled checkpoint is left out: a roll-back should return
-        # to one from before them. With `now` it is written in any case, and kept as a scheduled
-        # one, so there is nothing to ask: reading the number of bad steps waits for a GPU.
+        # After a bad step, a scheduled checkpoint is left out: a roll-back should return to a
+        # checkpoint from before the bad steps. With `now`, a checkpoint is written in any case. Its
+        # bad steps are not counted then, because reading their number waits for a GPU.
         if is_scheduled and not now:
             has_bad_steps = bool(int(state.updater.bad_in_a_row))
             is_scheduled = not has_bad_steps
@@ -331,7 +333,7 @@ class AfterStep:
         row["attempt"] = state.attempt
         if state.updater.scales_loss:
             row["loss_scale"] = float(state.updater.loss_scale)
-        # More of the task, such as the effective rank of the embeddings; a collective.
+        # Metrics of the task, such as the effective rank of the embeddings; a collective.
         row |= state.task.measure(state.ranks)
         device = state.ranks.device
         if device.type == "cuda":

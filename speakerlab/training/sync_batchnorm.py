@@ -8,7 +8,8 @@ Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167. Moments of p
 in Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
 Variances", 1979.
 
-Letters: B rows, C channels, R ranks of the group. Axes after B and C are averaged over.
+Letters: B rows, C channels, R ranks of the group, K = 2 C + 1 numbers that a rank sends. Axes after
+B and C are averaged over.
 """
 
 from typing import Any, NamedTuple
@@ -57,18 +58,18 @@ class JoinedBatchNorm(_BatchNorm):
                 device=input.device,
             )
             bias_C = torch.zeros_like(weight_C)
-        y, mean_C, var_C, count = _Normalise.apply(
+        y, mean_C, var_C, num_values = _Normalise.apply(
             input,
             weight_C,
             bias_C,
             self.eps,
             self.group,
         )
-        self._track(mean_C, var_C, count)
+        self._track(mean_C, var_C, num_values)
         return y
 
     @torch.no_grad()
-    def _track(self, mean_C: Tensor, var_C: Tensor, count: Tensor) -> None:
+    def _track(self, mean_C: Tensor, var_C: Tensor, num_values: Tensor) -> None:
         """Update the running statistics as torch does, with the unbiased variance."""
         if self.running_mean is None or self.running_var is None:
             return
@@ -81,7 +82,7 @@ class JoinedBatchNorm(_BatchNorm):
         if momentum is None:
             num_batches = self.num_batches_tracked.to(mean_dtype)
             momentum = num_batches.reciprocal()
-        correction = count / (count - 1).clamp_min(1)
+        correction = num_values / (num_values - 1).clamp_min(1)
         unbiased_C = var_C * correction
         self.running_mean.lerp_(mean_C.to(mean_dtype), momentum)
         self.running_var.lerp_(unbiased_C.to(var_dtype), momentum)
@@ -115,7 +116,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight_C, mean_C, var_C, count = ctx.saved_tensors
+        x, weight_C, mean_C, var_C, num_values = ctx.saved_tensors
         grad_y = grads[0]
         scale_C = (var_C + ctx.eps).rsqrt()
         # torch's kernel subtracts the means of gradients over this rank's rows. They should be over
@@ -124,19 +125,19 @@ class _Normalise(torch.autograd.Function):
             grad_y,
             x,
             weight_C,
-            None,
-            None,
-            mean_C,
-            scale_C,
-            True,
-            ctx.eps,
-            [True, True, True],
+            running_mean=None,
+            running_var=None,
+            save_mean=mean_C,
+            save_invstd=scale_C,
+            train=True,
+            eps=ctx.eps,
+            output_mask=[True, True, True],
         )
         sums_2C = torch.stack([slope_C, shift_C])
         group_sums_2C = ctx.group.sum(sums_2C)
         num_channels = x.shape[1]
-        rank_count = x.numel() / num_channels
-        excess_2C = sums_2C / rank_count - group_sums_2C / count
+        num_of_rank = x.numel() / num_channels
+        excess_2C = sums_2C / num_of_rank - group_sums_2C / num_values
         added_slope_C, added_shift_C = excess_2C * scale_C * weight_C
         # slope * (x - mean) / sqrt(var + eps) + shift, as BatchNorm computes.
         grad_x += F.batch_norm(
@@ -156,42 +157,42 @@ class _Moments(NamedTuple):
 
     mean_C: Tensor
     var_C: Tensor  # biased
-    num_samples: Tensor  # of a channel
+    num_values: Tensor  # of a channel
 
 
 def _group_moments(x: Tensor, weight_C: Tensor, eps: float, group: Ranks) -> _Moments:
-    """Return mean and biased variance of each channel over the group, and their sample count.
+    """Return mean and biased variance of each channel over the group, and the number of values.
 
-    Both are in at least fp32, as `weight_C`, whose values do not matter.
+    weight_C: only its dtype matters, at least fp32: the moments get the same.
     """
     # This rank's moments; the kernel returns 1 / sqrt(var + eps).
     _, mean_C, scale_C = torch.native_batch_norm(
         x,
         weight_C,
-        None,
-        None,
-        None,
-        True,
-        0.0,
-        eps,
+        bias=None,
+        running_mean=None,
+        running_var=None,
+        training=True,
+        momentum=0.0,
+        eps=eps,
     )
     # Rounding may leave a channel that is constant a variance just below 0.
     var_C = (scale_C.square().reciprocal() - eps).clamp_min(0)
     num_channels = x.shape[1]
-    count = mean_C.new_full((1,), x.numel() // num_channels)
+    num_of_rank = mean_C.new_full((1,), x.numel() // num_channels)
 
     # One collective for all three; a row per rank.
-    packed_K = torch.cat([mean_C, var_C, count])
+    packed_K = torch.cat([mean_C, var_C, num_of_rank])
     packed_RK = group.gather(packed_K.unsqueeze(0))
-    moments_RK = packed_RK[:, :-1]
-    mean_RC, var_RC = moments_RK.chunk(2, dim=1)
-    count_R1 = packed_RK[:, -1:]
+    moments_of_ranks = packed_RK[:, :-1]
+    mean_RC, var_RC = moments_of_ranks.chunk(2, dim=1)
+    num_R1 = packed_RK[:, -1:]
 
     # Chan et al.: the variance within ranks, plus the variance of the ranks' means.
-    share_R1 = count_R1 / count_R1.sum()
+    share_R1 = num_R1 / num_R1.sum()
     mean_C = (share_R1 * mean_RC).sum(0)
     between_RC = (mean_RC - mean_C).square()
     weighted_RC = share_R1 * (var_RC + between_RC)
     var_C = weighted_RC.sum(0)
-    count = packed_RK[:, -1].sum()
-    return _Moments(mean_C, var_C, count)
+    num_values = packed_RK[:, -1].sum()
+    return _Moments(mean_C, var_C, num_values)

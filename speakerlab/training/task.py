@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,30 @@ from speakerlab.core.batch import Batch
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import Schedule
+
+
+class Augment(Protocol):
+    """Augmentation of batches: a module without parameters (frontend/augment/base.py)."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return augmented waves (B, S)."""
+        ...
+
+    def voices(self, batch: Batch) -> Tensor:
+        """Return waves (B, S) with only the changes that make another voice of them."""
+        ...
+
+    def features(self, feats_BTF: Tensor, batch: Batch) -> Tensor:
+        """Return masked features (SpecAugment)."""
+        ...
+
+    def take_silent(self) -> Tensor:
+        """Return the number of crops since the last call that were too silent to be changed."""
+        ...
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the banks of noises and rooms, and other constants, by their names."""
+        ...
 
 
 class MicroBatch(NamedTuple):
@@ -34,14 +58,14 @@ class MicroBatch(NamedTuple):
 class Inputs(Iterator[MicroBatch]):
     """Iterates over augmented micro-batches, which a GPU makes on a second stream.
 
-    augment: Batch -> wave_BS, with a method `take_silent`. crop_targets: (batch, wave_BS) -> the
-    batch with its targets; None where no teacher hears the crops.
+    crop_targets: takes a batch and its augmented waves, and returns the batch with its targets;
+    None where no teacher hears the crops.
     """
 
     def __init__(
         self,
         batches: Iterator[Batch],
-        augment: Any,
+        augment: Augment,
         *,
         device: torch.device,
         crop_targets: Callable[[Batch, Tensor], Batch] | None = None,
@@ -59,8 +83,8 @@ class Inputs(Iterator[MicroBatch]):
             # The main stream copies the augmentation's constants to the GPU: wait for them.
             self.stream.wait_stream(main_stream)
         self.wait_seconds = 0.0
-        # (begin, end) of each time that the GPU may have waited for a batch. The duration can only
-        # be read when the GPU has passed both events.
+        # Two events around each time that the GPU may have waited for a batch. The time between
+        # them can only be read when the GPU has passed both.
         self.idle: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __next__(self) -> MicroBatch:
@@ -143,17 +167,18 @@ class TaskOutput(NamedTuple):
 class Task(nn.Module):
     """All modules of a training; `forward` computes the loss of a micro-batch. DDP wraps the task.
 
-    augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`. embedder: is
-    validated and published. crops_each: crops of an utterance in a batch.
+    embedder: the module that is validated and published. crops_each: number of crops that a batch
+    has of each utterance.
     """
 
     crops_each = 1
 
     def __init__(
-        self, *, augment: Any, embedder: nn.Module, precision: Precision
+        self, *, augment: Augment, embedder: nn.Module, precision: Precision
     ) -> None:
         super().__init__()
-        self.augment = augment
+        # `Any`, because other packages use more of it than `Augment` lists.
+        self.augment: Any = augment
         self.embedder = embedder
         self.head: Any = None  # only a classification has one
         self.set_precision(precision)
@@ -198,13 +223,12 @@ class Task(nn.Module):
 class SpeakerTask(Task):
     """Speaker classification.
 
-    augment: has a method `features`, which masks features (SpecAugment). embedder: (x_B, function
-    that masks features, or None) -> emb_BD. head: see `losses/__init__.py`; if `is_split`, each
-    rank holds the rows of other classes.
+    embedder: takes x_B and a function that masks features, or None, and returns emb_BD. head: see
+    `losses/__init__.py`; if it `is_split`, each rank holds the rows of some classes.
     """
 
     def __init__(
-        self, *, augment: Any, embedder: nn.Module, head: Any, precision: Precision
+        self, *, augment: Augment, embedder: nn.Module, head: Any, precision: Precision
     ) -> None:
         super().__init__(augment=augment, embedder=embedder, precision=precision)
         self.head = head
@@ -213,7 +237,7 @@ class SpeakerTask(Task):
         if head.is_split:
             for name, parameter in head.named_parameters():
                 self.split_parameters[f"head.{name}"] = parameter
-        self._ddp_params_and_buffers_to_ignore += self.split_parameters
+        self._ddp_params_and_buffers_to_ignore += list(self.split_parameters)
 
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
         self.head.begin_step(key)

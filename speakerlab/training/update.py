@@ -30,10 +30,11 @@ INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
 MIN_SCALE = 1.0  # at this scale, an overflow is not caused by the scale
 
-# Warnings that training waits for data.
-MAX_WAIT = 0.2  # share of the time that training may wait before a warning
-WAIT_SECONDS = 30.0  # the share is taken over this time
-WARNED_SECONDS = 600.0  # and over this time after a warning
+# Training may wait for data for this share of the time before a warning is logged.
+MAX_WAIT_SHARE = 0.2
+# The share is checked after each period of so many seconds; after a warning, the period is longer.
+CHECK_SECONDS = 30.0
+WARNED_SECONDS = 600.0
 
 # Multiplies a list of tensors in place, with few kernels instead of one per tensor.
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
@@ -191,16 +192,17 @@ class Updater:
         verdict = self._copy_to_host(step, values)
         if verdict is None:
             return
-        step, (norm, bad_in_a_row, scale) = verdict
+        # On a GPU, the verdict is on an earlier step than `step`.
+        judged_step, (norm, bad_in_a_row, scale) = verdict
         if bad_in_a_row >= MAX_BAD_STEPS:
             text = (
                 f"{MAX_BAD_STEPS} steps in a row without a finite gradient, last norm"
                 f" {norm}"
             )
-            raise NumericError(f"step {step}: {text}", step)
+            raise NumericError(f"step {judged_step}: {text}", judged_step)
         if scale < MIN_SCALE:
             text = f"the fp16 loss scale fell to {scale:g}, below {MIN_SCALE:g}"
-            raise NumericError(f"step {step}: {text}", step)
+            raise NumericError(f"step {judged_step}: {text}", judged_step)
 
     def _copy_to_host(
         self, step: int, values: Tensor
@@ -339,13 +341,7 @@ class MetricSums:
         # The crops of the current step wait here until the step is known to be good or bad.
         self.step_sums = torch.zeros_like(self.sums_of_crops)
         self.started_at = time.monotonic()
-
-        # Waiting time and total time since the last check of their ratio, and the total time after
-        # which it is checked again.
-        self.wait_seconds = 0.0
-        self.seconds = 0.0
-        self.judged_seconds = WAIT_SECONDS
-        self.is_first_row = True
+        self.wait_watch = WaitWatch()
 
     def add_micro_batch(self, output: TaskOutput, inputs: MicroBatch) -> None:
         """Add the crops of a micro-batch, without waiting for the device."""
@@ -390,7 +386,7 @@ class MetricSums:
         values = self.ranks.sum(self.sums).tolist()
         sums = dict(zip(self.NAMES, values))
         seconds = time.monotonic() - self.started_at
-        self._warn_of_waiting(step, wait_seconds, seconds)
+        self.wait_watch.add_row(step, wait_seconds=wait_seconds, seconds=seconds)
         self.sums.zero_()
         self.started_at = time.monotonic()
 
@@ -407,20 +403,31 @@ class MetricSums:
         row["data_wait"] = round(wait_seconds / seconds, 4)
         return row
 
-    def _warn_of_waiting(self, step: int, wait_seconds: float, seconds: float) -> None:
-        """Log a line, rarely, if training waits for data more than a fifth of the time."""
+
+class WaitWatch:
+    """Warns, rarely, if training waits for data for a large share of the time."""
+
+    def __init__(self) -> None:
+        self.is_first_row = True
+        self.period = CHECK_SECONDS
+        # Since the begin of the current period.
+        self.wait_seconds = 0.0
+        self.seconds = 0.0
+
+    def add_row(self, step: int, *, wait_seconds: float, seconds: float) -> None:
+        """Add the times of a row of metrics; log a warning if it is due."""
         # The time of the first row includes the start of the workers.
         if self.is_first_row:
             self.is_first_row = False
             return
         self.wait_seconds += wait_seconds
         self.seconds += seconds
-        if self.seconds < self.judged_seconds:
+        if self.seconds < self.period:
             return
         share = self.wait_seconds / self.seconds
-        self.judged_seconds = WAIT_SECONDS
-        if share > MAX_WAIT:
-            self.judged_seconds = WARNED_SECONDS
+        self.period = CHECK_SECONDS
+        if share > MAX_WAIT_SHARE:
+            self.period = WARNED_SECONDS
             log.warning(
                 "step %d: training waited for data %.0f %% of the last %.0f s; give it"
                 " more CPUs, raise runtime.num_workers or pack the audio"

@@ -19,10 +19,10 @@ from voices import RATE, write_voices
 
 from speakerlab.bin import extract, score
 from speakerlab.checkpoints.published import load_published
-from speakerlab.core.atomic import alone, replacing_folder
+from speakerlab.core.atomic import locked, replacing_folder
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import LOCK, pack_data_dir
-from speakerlab.data.shards import Layout, read_packed, unread
+from speakerlab.data.shards import Layout, read_packed, without_readers
 from speakerlab.data.tables import relabel_data_dir
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.training.checkpoint import read_note
@@ -101,7 +101,7 @@ def test_two_packings_of_one_folder_write_what_one_writes(data, crowd, tmp_path)
     # With the locks of a packing that joins its shards, a packing with another codec waits.
     codec = read_packed(train / "shards").layout.codec
     other_codec = "pcm" if codec == "flac" else "flac"
-    with alone(lock), unread(train):
+    with locked(lock), without_readers(train):
         waiting = crowd.start(*pack, other_codec)
 
         def has_opened_lock() -> bool:
@@ -205,7 +205,7 @@ def must_wait(lock: Path) -> None:
 
 
 def take(lock: Path, done) -> None:
-    with alone(lock):
+    with locked(lock):
         done.set()
 
 
@@ -226,7 +226,7 @@ def test_two_scorings_keep_the_rows_of_both(embedded, data, crowd, tmp_path):
     results = embedded / "results.json"
     try:
         # All have begun before the first one may read results.json.
-        with alone(embedded / ".results.lock"):
+        with locked(embedded / ".results.lock"):
             for path in lists:
                 crowd.start("score", "--exp", embedded, "--trials", path)
             for number in range(3):

@@ -17,7 +17,7 @@ import speakerlab
 from speakerlab.bin import embed
 from speakerlab.checkpoints.published import load_published
 from speakerlab.config.schema import load_config
-from speakerlab.core.registry import PLUGINS_VARIABLE, outside_part, use_plugins
+from speakerlab.core.registry import PLUGINS_VARIABLE, import_plugin, use_plugins
 from speakerlab.data.convert import read_wave
 
 MODEL = "my_parts.toys:Model"
@@ -185,7 +185,7 @@ def test_a_model_with_a_class_from_outside_loads_nothing_by_itself(
 
     # Only what the user names is imported.
     use_plugins(tmp_path / "anywhere")
-    outside_part("trapped:Model")
+    import_plugin("trapped:Model")
     assert trap()
 
     done = train(tmp_path / "new", *PARTS, code=1)

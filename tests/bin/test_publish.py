@@ -5,15 +5,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from hub_server import TOKEN, HubServer, Repository, served, use_hub
 from models_on_disk import CALIBRATION, publish_segmenter, publish_xvector
 from refusals import refuses
-from voices import make_wave
+from voices import RATE, make_wave
 
 import speakerlab
-from speakerlab.bin import card, import_, publish
+from speakerlab.bin import card, diarize, import_, publish
 from speakerlab.checkpoints.published import load_segmenter
+from speakerlab.inference.segmentation import Segmentation
 
 NAME = "hf:ann/model"
 
@@ -93,12 +96,46 @@ def test_a_segmentation_network_comes_back_by_its_name(
 
     out = tmp_path / "out"
     import_.main([pinned, "--out", str(out)])
-    assert load_segmenter(out).sha256 == load_segmenter(exp).sha256
+    ours = load_segmenter(exp)
+    assert load_segmenter(out).sha256 == ours.sha256
     capsys.readouterr()
     card.main([pinned])
     printed = capsys.readouterr().out
     assert "M parameters, segmentation" in printed
     assert "not stated" in printed
+
+
+def test_diarize_takes_a_segmentation_network_by_its_name(
+    server: HubServer, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    exp = publish_segmenter(tmp_path / "segmenter")
+    publish.main([str(exp), "--to", NAME])
+    pinned = published_name(capsys)
+    recording = tmp_path / "a.wav"
+    wave_S = np.concatenate([make_wave(number, 0, 3.0) for number in range(2)])
+    soundfile.write(recording, wave_S, RATE)
+    model = publish_xvector(tmp_path / "exp", CALIBRATION)
+
+    def diarize_with(segmentation: str) -> str:
+        options = ["--model", str(model), "--segmentation", segmentation]
+        diarize.main([str(recording), *options])
+        return capsys.readouterr().out
+
+    expected = diarize_with(str(exp))
+    assert diarize_with(NAME) == expected
+    # From the cache alone, without and with a revision.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert diarize_with(NAME) == expected
+    assert diarize_with(pinned) == expected
+    digest = load_segmenter(exp).sha256
+    assert Segmentation(NAME).sha256 == Segmentation(pinned).sha256 == digest
+    with refuses("hf:ann/other", "HF_HUB_OFFLINE"):
+        diarize_with("hf:ann/other")
+    # A model of embeddings is no segmentation network.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    publish.main([str(model), "--to", "hf:ann/voices"])
+    with pytest.raises((ValueError, FileNotFoundError), match="segmentation"):
+        diarize_with("hf:ann/voices")
 
 
 def test_another_model_is_replaced_only_by_force_and_as_a_whole(

@@ -81,6 +81,21 @@ def test_a_device_that_the_environment_chooses_is_described(machine, check):
     assert first == "device: GPU, 2 ranks, 2 GPUs found (H100)"
 
 
+def test_training_data_outside_the_data_folder_must_be_there(check, tmp_path):
+    data = tmp_path / "data"
+    other = tmp_path / "other/train"
+    # The stages after the check may prepare what is in data.dir.
+    setting = f'data.train=[train, data/x, {{dir: "{other}"}}, "../other/train"]'
+    with refuses("data.train", other, "wav.scp", error=FileNotFoundError):
+        check("--set", f"data.dir={data}", setting)
+    other.mkdir(parents=True)
+    (other / "wav.scp").touch()
+    assert check("--set", f"data.dir={data}", setting)
+    # A store is asked when the training begins.
+    address = "data.train=[s3://bucket/train]"
+    assert check("--set", f"data.dir={data}", address)
+
+
 @pytest.mark.parametrize(
     ("options", "lines"),
     [

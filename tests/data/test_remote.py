@@ -3,6 +3,7 @@
 Letters: S samples.
 """
 
+import asyncio
 import errno
 import gc
 import json
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +31,7 @@ from speakerlab.data.remote import Cache, RemoteShards, Store, read_ahead
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.shards import Layout
 
-pytest.importorskip("fsspec")
+asyn = pytest.importorskip("fsspec.asyn")
 RATE = 16000
 PIECE = 40_000
 LAYOUTS = {
@@ -386,6 +388,20 @@ def test_processes_and_threads_share_a_cache_that_is_too_small(folder, server):
         for waves in threads.map(read_all, [folder] * 4):
             assert waves == expected
     assert bytes_in(remote.CACHE) <= remote.CACHE.max_bytes
+
+
+def test_a_forked_process_reads_although_it_got_a_loop_that_stands_still(
+    folder, server, monkeypatch
+):
+    """fsspec until 2025.3 lets the loop of the parent be that of a forked process."""
+    expected = waves_of(folder)
+    publish(folder, server)
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    monkeypatch.setattr(asyn, "iothread", [ended])
+    monkeypatch.setattr(asyn, "loop", [asyncio.new_event_loop()])
+    assert_equal(waves_of(folder), expected)
 
 
 def test_a_piece_is_downloaded_once_for_all(folder, server):

@@ -244,6 +244,27 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
     )
 
 
+class Unreadable(TrainCrops):
+    def __getitem__(self, slot):
+        raise ValueError("no audio")
+
+
+def test_after_an_error_no_worker_is_left(make_data_dir):
+    """Also while someone keeps the error, and with it the stack that refers to the loader."""
+    manifest = read_manifest([make_data_dir(seconds=[0.6])], sample_rate=16000)
+    labels = np.arange(4)[None]
+    crops = Unreadable(manifest, {}, crop_samples=8000, label_KN=labels, seed=0)
+    order = EpochOrder(
+        manifest.num_samples_N, crop_samples=8000, global_batch=2, seed=0
+    )
+    slots = micro_batches(order, start_step=0, stop_step=1, micro_batch=1)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ValueError, match="no audio") as kept:
+        list(train_loader(crops, slots, num_workers=2, pin_memory=False))
+    assert kept.tb is not None
+    assert set(multiprocessing.active_children()) == before
+
+
 def test_the_line_on_a_stall_counts_the_workers_and_names_four():
     watch = Watch(7, lambda row: f"row {row}")
     watch.workers = [multiprocessing.Process() for _ in range(7)]

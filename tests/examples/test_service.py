@@ -151,8 +151,15 @@ def test_recordings_of_an_enrolment_that_do_not_match_are_doubted(
     serve, model, monkeypatch, threshold, is_doubted
 ):
     # Of any length; the scores are 0.6, 0.96 and, of the last two, 0.352.
-    emb_ND = np.array([[2.0, 0.0], [1.2, 1.6], [0.96, -0.28]], dtype=np.float32)
-    monkeypatch.setattr(model, "embed_many", lambda _: emb_ND)
+    emb_ND = np.zeros((3, model.embed_dim), dtype=np.float32)
+    emb_ND[:, :2] = [[2.0, 0.0], [1.2, 1.6], [0.96, -0.28]]
+
+    def embed_all(reads: Any) -> np.ndarray:
+        for read in reads:
+            read()
+        return emb_ND
+
+    monkeypatch.setattr(model, "_embed_all", embed_all)
     calibration = threshold and replace(CALIBRATION, threshold=threshold)
     monkeypatch.setattr(model, "calibration", calibration)
     body = enrol(serve(), "ann", *[voice(number) for number in range(3)]).json()
@@ -162,6 +169,24 @@ def test_recordings_of_an_enrolment_that_do_not_match_are_doubted(
         " threshold 0.400; check that all recordings are of one speaker"
     )
     assert doubts == ([expected] if is_doubted else [])
+
+
+def test_each_recording_of_an_enrolment_is_embedded_once(serve, model, monkeypatch):
+    num_embedded = 0
+    embed_window = model.runtime.embed_window
+
+    def counting(wave_BS: np.ndarray) -> np.ndarray:
+        nonlocal num_embedded
+        num_embedded += len(wave_BS)
+        return embed_window(wave_BS)
+
+    monkeypatch.setattr(model.runtime, "embed_window", counting)
+    # No score is as high, so the agreement is also computed.
+    strict = replace(CALIBRATION, threshold=2.0)
+    monkeypatch.setattr(model, "calibration", strict)
+    body = enrol(serve(), "ann", voice(1), voice(2), voice(3)).json()
+    assert "may be of different speakers" in body["warnings"][-1]
+    assert num_embedded == 3
 
 
 def test_a_copy_in_an_enrolment_is_doubted(serve):
@@ -805,6 +830,55 @@ def test_a_full_service_refuses_at_once(serve, model, monkeypatch):
     assert post(client, "/embed", voice(1)).status_code == 200
 
 
+def test_the_bytes_of_uploads_that_wait_are_bounded(serve, model, monkeypatch):
+    is_inside = threading.Event()
+    may_end = threading.Event()
+    embed = model.embed
+
+    def blocked(audio: Any) -> np.ndarray:
+        is_inside.set()
+        assert may_end.wait(20)
+        return embed(audio)
+
+    monkeypatch.setattr(model, "embed", blocked)
+    recording = voice(1)
+    size_mb = (len(recording) + 1000) / 1e6
+    limits = {"max_upload_mb": size_mb, "max_job_upload_mb": size_mb}
+    client = serve(**limits, max_waiting_mb=1.5 * size_mb)
+    codes: list[int] = []
+    first = threading.Thread(
+        target=lambda: codes.append(post(client, "/embed", recording).status_code)
+    )
+    first.start()
+    assert is_inside.wait(20)
+
+    # The first upload waits for its answer, and a second one does not fit beside it.
+    second = post(client, "/embed", recording)
+    assert second.status_code == 503
+    assert "too many uploads wait" in second.text
+    assert int(second.headers["Retry-After"]) > 0
+
+    # Neither does one that does not state its length.
+    def in_pieces() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="recording"; filename="a"\r\n\r\n'
+        yield recording
+        yield b"\r\n--x--\r\n"
+
+    third = client.post(
+        "/embed",
+        content=in_pieces(),
+        headers={"Content-Type": "multipart/form-data; boundary=x"},
+    )
+    assert third.status_code == 503
+    assert "too many uploads wait" in third.text
+
+    # All space is free again when the answers are out.
+    may_end.set()
+    first.join()
+    assert codes == [200]
+    assert post(client, "/embed", recording).status_code == 200
+
+
 def test_jobs_and_speakers_are_bounded(serve, model, monkeypatch):
     may_end = threading.Event()
     monkeypatch.setattr(model, "diarize", lambda *_, **__: may_end.wait(20))
@@ -1080,6 +1154,12 @@ def test_settings_come_from_a_file_and_from_variables(tmp_path):
         ({"SERVE_MODEL": "a", "SERVE_TRUSTED_PROXIES": "10.0.0.1/8"}, "networks"),
         ({"SERVE_MODEL": "a", "SERVE_TRUSTED_PROXIES": "10.0.0.1,,"}, "networks"),
         ({"SERVE_MODEL": "a", "SERVE_MAX_SECONDS": "nan"}, "max_seconds"),
+        (
+            {"SERVE_MODEL": "a", "SERVE_MAX_JOB_UPLOAD_MB": "5000"},
+            "max_waiting_mb (SERVE_MAX_WAITING_MB): must be at least max_job_upload_mb,"
+            " 5000",
+        ),
+        ({"SERVE_MODEL": "a", "SERVE_MAX_WAITING_MB": "nan"}, "at least max_upload_mb"),
         ({"SERVE_CONFIG": "missing.yaml"}, "missing.yaml: cannot be read"),
     ],
 )

@@ -171,7 +171,7 @@ def test_local_der_of_known_networks(data, monkeypatch):
     nobody = Known(validation, np.zeros_like)
     assert validation.measure(nobody, cpu) == 1
     metrics = validation._metrics(
-        validation._count(Known(validation, drop_one), cpu, (0, 1), lambda: False)
+        validation._count(Known(validation, drop_one), cpu, first=0, step=1)
     )
     assert metrics["false_alarm"] == metrics["confusion"] == 0
     assert metrics["der"] == metrics["missed"] > 0.5
@@ -179,11 +179,11 @@ def test_local_der_of_known_networks(data, monkeypatch):
     assert len(names) == 2
     # The windows of all ranks are those of one.
     shares = sum(
-        validation._count(ConstantNetwork(), cpu, (rank, 3), lambda: False)
+        validation._count(ConstantNetwork(), cpu, first=rank, step=3)
         for rank in range(3)
     )
     np.testing.assert_array_equal(
-        shares, validation._count(ConstantNetwork(), cpu, (0, 1), lambda: False)
+        shares, validation._count(ConstantNetwork(), cpu, first=0, step=1)
     )
 
 

@@ -327,8 +327,7 @@ def test_a_segmentation_network_has_a_page_of_its_own(tmp_path):
     assert "model-index" not in metadata
     page = texts_of(folder)["README.md"]
     assert "36.89 %, before the training 125.00 %" in page
-    assert "speakerlab import hf:ann/model --out segmentation\n" in page
-    assert "--segmentation segmentation" in page
+    assert "--segmentation hf:ann/model --out" in page
     assert "speakerlab.load" not in page.partition("In Python")[0]
     assert "calibrat" not in page
     assert "1,200 utterances" in page

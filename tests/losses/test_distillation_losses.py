@@ -73,11 +73,12 @@ def relations_by_hand(student, teacher) -> float:
 def contrast_by_hand(student, teacher) -> float:
     total = 0.0
     for i in range(CROPS):
-        wanted = [math.exp(dot(teacher[i], t) / TEMPERATURE) for t in teacher]
-        shares = [math.exp(dot(student[i], t) / TEMPERATURE) for t in teacher]
-        for wanted_share, share in zip(wanted, shares):
-            probability = wanted_share / sum(wanted)
-            total -= probability * math.log(share / sum(shares))
+        teacher_exps = [math.exp(dot(teacher[i], t) / TEMPERATURE) for t in teacher]
+        student_exps = [math.exp(dot(student[i], t) / TEMPERATURE) for t in teacher]
+        for teacher_exp, student_exp in zip(teacher_exps, student_exps):
+            teacher_share = teacher_exp / sum(teacher_exps)
+            student_share = student_exp / sum(student_exps)
+            total -= teacher_share * math.log(student_share)
     return total / CROPS
 
 
@@ -173,16 +174,21 @@ def test_two_ranks_have_the_gradients_of_one():
     target_unit_BD = torch.from_numpy(alone.targets_of(target_BD.numpy()))
     whole = [unit_BD[:, None], target_unit_BD[:, None]]
 
-    parts = []
+    emb_grads = []
+    weight_grads = []
     for rank in (0, 1):
         shards = Replayed(rank, list(whole))
         distance = make(ALL, embed_dim=STUDENT_DIM, shards=shards)
-        part = gradients(distance, emb_BE.chunk(2)[rank], target_BD.chunk(2)[rank])
-        torch.testing.assert_close(part[0], loss)
-        parts.append(part)
-    emb_grads = torch.cat([part[1] for part in parts]) / 2
-    torch.testing.assert_close(emb_grads, emb_grad)
-    torch.testing.assert_close((parts[0][2] + parts[1][2]) / 2, weight_grad)
+        rank_emb_BE = emb_BE.chunk(2)[rank]
+        rank_target_BD = target_BD.chunk(2)[rank]
+        rank_loss, rank_emb_grad, rank_weight_grad = gradients(
+            distance, rank_emb_BE, rank_target_BD
+        )
+        torch.testing.assert_close(rank_loss, loss)
+        emb_grads.append(rank_emb_grad)
+        weight_grads.append(rank_weight_grad)
+    torch.testing.assert_close(torch.cat(emb_grads) / 2, emb_grad)
+    torch.testing.assert_close(sum(weight_grads) / 2, weight_grad)
 
 
 def test_only_the_cosine_may_be_accumulated():

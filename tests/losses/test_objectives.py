@@ -157,7 +157,7 @@ def test_sinkhorn_balances_prototypes():
 def test_schedules_of_dino_are_functions_of_the_epoch():
     expected = {0: 1.0, 1: 1.5, 4: 3.0, 9: 3.0}
     for epoch, value in expected.items():
-        assert ramp(epoch, 1.0, 3.0, 4.0) == value
+        assert ramp(epoch, (1.0, 3.0), num_epochs=4.0) == value
 
     # The last layer of the projector is frozen at first.
     objective = make("dino", freeze_epochs=2.0)

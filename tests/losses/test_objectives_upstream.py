@@ -52,7 +52,7 @@ def test_dino(peer):
             teacher_LBK,
             center_K=center_K,
             student_temp=0.1,
-            teacher_temp=ramp(epoch, 0.04, 0.07, 3),
+            teacher_temp=ramp(epoch, (0.04, 0.07), num_epochs=3),
         )
         check(f"dino.{peer}.{epoch}", loss, student_VBK=leaf)
 

@@ -18,13 +18,14 @@ def random_log_prob(rng, num_frames, num_sets=7):
 
 
 def brute_force(log_prob_FC, speech_KF, sets_CL, max_at_once):
-    """Negative log-probability of the truth in the best order, of each known frame."""
+    """Return the negative log-probability of the truth in the best order, per known frame."""
     prob_FL = np.exp(log_prob_FC) @ sets_CL
-    known = [f for f in range(len(prob_FL)) if UNKNOWN not in speech_KF[:, f]]
+    num_frames = len(prob_FL)
+    known_frames = [f for f in range(num_frames) if UNKNOWN not in speech_KF[:, f]]
 
     def distance(order):
         total = 0.0
-        for f in range(len(prob_FL)):
+        for f in range(num_frames):
             for place, speaker in enumerate(order):
                 # An unknown frame counts as silent for the order.
                 truth = max(speech_KF[speaker, f], 0)
@@ -33,7 +34,7 @@ def brute_force(log_prob_FC, speech_KF, sets_CL, max_at_once):
 
     best = min(permutations(range(len(speech_KF))), key=distance)
     losses = []
-    for f in known:
+    for f in known_frames:
         active = {place for place, speaker in enumerate(best) if speech_KF[speaker, f]}
         size = min(len(active), max_at_once)
         right = 0.0
@@ -112,6 +113,7 @@ def test_local_errors_are_counted_by_hand():
         ]
     )
     # Truth 0 is local 1, truth 1 is local 0: the first frame is missed, the fifth a false alarm.
+    # In the order missed, false alarm, confusion, spoken.
     assert local_errors(best_FC, speech_KF).tolist() == [1, 1, 0, 5]
     # A third speaker at once cannot be found; two of three are right.
     at_once_K1 = np.ones((3, 1))

@@ -125,13 +125,13 @@ def test_the_claims_hold_and_narrower_intervals_would_not(population, monkeypatc
     assert 0 < np.mean(claims.decided) < 1
     assert np.mean(claims.regrets) < np.mean(claims.regrets_of_chance) / 4
 
-    whole = EerEstimate.interval
+    whole = EerEstimate.equal_tails
 
-    def half(self, level=0.05):
+    def half(self, level):
         low, high = whole(self, level)
         return [(self.eer + low) / 2, (self.eer + high) / 2]
 
-    monkeypatch.setattr(EerEstimate, "interval", half)
+    monkeypatch.setattr(EerEstimate, "equal_tails", half)
     claims = count_claims(population, 20, num_corpora=60)
     assert np.mean(list(claims.intervals.values())) < 0.88
     assert np.mean(list(claims.differences.values())) < 0.88

@@ -46,7 +46,7 @@ def test_lda_is_the_generalised_eigenvalue_problem():
         centred = of_speaker - speaker_mean
         within += centred.T @ centred / len(emb)
         offset = speaker_mean - emb.mean(axis=0)
-        # a speaker counts by the number of the utterances
+        # A speaker has the weight of its utterances.
         scatter = np.outer(offset, offset)
         between += len(of_speaker) * scatter / len(emb)
 

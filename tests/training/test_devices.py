@@ -212,8 +212,14 @@ def test_a_card_without_kernels_is_refused(
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: kernels)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     number = "".join(map(str, capability))
-    what = ("GPU 0", f"Tesla V100 (sm_{number})", "torch 2.11.0+cu130 (CUDA 13.0)")
-    refusal = refuses(*what, " ".join(kernels), fix, '--gpus ""')
+    refusal = refuses(
+        "GPU 0",
+        f"Tesla V100 (sm_{number})",
+        "torch 2.11.0+cu130 (CUDA 13.0)",
+        " ".join(kernels),
+        fix,
+        '--gpus ""',
+    )
     with refusal if fix else nullcontext():
         assert count_gpus() == 2
 

@@ -140,12 +140,13 @@ def test_the_student_comes_closer_to_its_teacher(begin, monkeypatch):
 
 
 def move_labels(folder: Path, copy: Path) -> None:
-    """Copy a data directory, in which each utterance gets the speaker of another one."""
-    table = (folder / "utt2spk").read_text().split()
-    speakers = table[1::2]
-    shifted = speakers[1:] + speakers[:1]
+    """Copy a data directory; in the copy, each utterance has the speaker of another one."""
+    ids_and_speakers = (folder / "utt2spk").read_text().split()
+    ids = ids_and_speakers[::2]
+    speakers = ids_and_speakers[1::2]
+    shifted_speakers = speakers[1:] + speakers[:1]
+    lines = [f"{name} {speaker}\n" for name, speaker in zip(ids, shifted_speakers)]
     shutil.copytree(folder, copy)
-    lines = [f"{name} {speaker}\n" for name, speaker in zip(table[::2], shifted)]
     (copy / "utt2spk").write_text("".join(lines))
 
 
@@ -254,7 +255,7 @@ def test_the_views_of_a_crop_share_its_place_its_voice_and_its_target(begin):
     options = ["augment.speeds=[1.0,0.8,1.25]", "augment.pitch_prob=0.5"]
     inputs = first_inputs(begin("views", CLEAN, "distil.views=4", *options))
     batch = inputs.batch
-    # As the first crops of a batch of crops with one view, for one of which the teacher is asked.
+    # Compare with a batch of the same two crops that have one view each.
     settings = ["training.global_batch=2", "distil.losses={cosine: 1}"]
     alone = first_inputs(begin("alone", CLEAN, *settings, *options)).batch
     row_CV = batch.row_B.unflatten(0, (2, 4))
@@ -346,14 +347,14 @@ def test_stored_frames_are_kept_while_teacher_and_data_are_the_same(
     assert frame_files(folder) == stored
 
     # An interrupted computation leaves some files; a damaged file counts as missing.
-    missing, damaged, *kept = sorted(stored)
+    missing, damaged, *intact = sorted(stored)
     missing.unlink()
     damaged.write_bytes(damaged.read_bytes()[:100])
     begin("third", STORED)
     again = frame_files(folder)
     changed = {path for path in stored if again[path] != stored[path]}
     assert changed == {missing, damaged}
-    assert kept
+    assert intact
 
     other, _, _ = publish_to("other", "seed=6")
     begin("fourth", STORED, teachers=[other])

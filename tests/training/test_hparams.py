@@ -22,12 +22,15 @@ from speakerlab.training.monitor import Monitor, write_scores
 
 
 def train(exp: Path, lr: float, eer: float, start_step: int = 0) -> None:
+    """Write the rows of a training of 20 steps, whose last EER is `eer`."""
     settings = {"training.lr": lr, "seed": 0, "task": "verification"}
     monitor = Monitor(exp, total_steps=20, every_seconds=0.0, settings=settings)
     monitor.begin(start_step)
-    for step in range(start_step + 10, 30, 10):
-        monitor.train_row(step, {"loss": 1.0, "accuracy": 0.5})
-        monitor.valid_row(step, {"eer": eer + (20 - step) / 100, "eer/vox": 0.5})
+    for step in (10, 20):
+        if step > start_step:
+            eer_of_step = eer if step == 20 else eer + 0.1
+            monitor.train_row(step, {"loss": 1.0, "accuracy": 0.5})
+            monitor.valid_row(step, {"eer": eer_of_step, "eer/vox": 0.5})
     monitor.close()
 
 

@@ -9,7 +9,7 @@ from refusals import refuses
 
 from speakerlab.core import process
 from speakerlab.training.precision import (
-    OF_ALLOCATOR,
+    ALLOCATOR_VARIABLES,
     Card,
     apply_backend_settings,
     card_of,
@@ -118,9 +118,9 @@ def test_an_unknown_device_and_fp16_without_cuda_are_errors(device):
     assert resolve_precision("auto", "mps").name == "fp32"
 
 
-@pytest.mark.parametrize("name", [None, *OF_ALLOCATOR])
+@pytest.mark.parametrize("name", [None, *ALLOCATOR_VARIABLES])
 def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
-    for each in OF_ALLOCATOR:
+    for each in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(each, "")  # also restores them
         monkeypatch.delenv(each)
     monkeypatch.setattr(process, "is_on_wsl", lambda: False)
@@ -128,7 +128,7 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
         monkeypatch.setenv(name, "backend:native")
     apply_backend_settings(deterministic=False)
     variables = {}
-    for each in OF_ALLOCATOR:
+    for each in ALLOCATOR_VARIABLES:
         if each in os.environ:
             variables[each] = os.environ[each]
     expected = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -138,12 +138,12 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
 
 
 def test_segments_do_not_grow_on_wsl(monkeypatch):
-    for name in OF_ALLOCATOR:
+    for name in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "")  # also restores them
         monkeypatch.delenv(name)
     monkeypatch.setattr(process, "is_on_wsl", lambda: True)
     apply_backend_settings(deterministic=False)
-    assert not any(name in os.environ for name in OF_ALLOCATOR)
+    assert not any(name in os.environ for name in ALLOCATOR_VARIABLES)
 
 
 @pytest.mark.parametrize("conv_tf32", [False, True])

@@ -215,13 +215,13 @@ def test_learning_rates_fall_from_layer_to_layer(begin):
 
 
 def test_recomputing_layers_changes_no_weight(begin):
-    kept = begin("kept", LORA, "runtime.checkpoint_layers=false")
-    again = begin("again", LORA, "runtime.checkpoint_layers=true")
-    assert again.embedder.frontend.recomputes_layers
-    assert not kept.embedder.frontend.recomputes_layers
-    finish(kept)
-    finish(again)
-    assert_same(again.embedder.state_dict(), kept.embedder.state_dict())
+    stored = begin("stored", LORA, "runtime.checkpoint_layers=false")
+    recomputed = begin("recomputed", LORA, "runtime.checkpoint_layers=true")
+    assert recomputed.embedder.frontend.recomputes_layers
+    assert not stored.embedder.frontend.recomputes_layers
+    finish(stored)
+    finish(recomputed)
+    assert_same(recomputed.embedder.state_dict(), stored.embedder.state_dict())
 
 
 @pytest.mark.parametrize("dropout", [False, True])

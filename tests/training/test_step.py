@@ -283,9 +283,10 @@ class Run:
             self.after.run(lambda: 0.5)
 
     def rows(self, kind: str) -> list[dict]:
+        """Return the rows of a kind, `train` or `valid`, in metrics.jsonl."""
         self.monitor.close()
-        text = (self.folder / "metrics.jsonl").read_text()
-        rows = [json.loads(line) for line in text.splitlines()]
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        rows = map(json.loads, lines)
         return [row for row in rows if row["kind"] == kind]
 
     def saved(self) -> list[tuple[int, bool]]:

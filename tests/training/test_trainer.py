@@ -26,7 +26,8 @@ class Convolutions(TorchDispatchMode):
         name = func._schema.name
         if "conv" in name:
             shapes = [str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor)]
-            self.found[torch.backends.cudnn.benchmark][(name, *shapes)] += 1
+            is_autotuned = torch.backends.cudnn.benchmark
+            self.found[is_autotuned][(name, *shapes)] += 1
         return func(*args, **kwargs or {})
 
 

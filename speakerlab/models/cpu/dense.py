@@ -5,12 +5,12 @@ same gradients and running statistics as the plain code in campplus.py, up to ro
 
 Why it is faster:
 - The channels are rows of one array, to which a layer appends its own; torch.cat copies them all.
-- The mean and variance of a channel are the same for every BatchNorm that reads it, and computed
-  once. The gradient through a BatchNorm is the output's gradient times a factor, minus a constant,
-  minus a multiple of the channel; the last two are summed as numbers and subtracted once
-  (`_Channels`).
-- Over rows a 1x1 convolution is one matrix product, and the convolution over time (`convolve`) a
-  few.
+- The mean and variance of a channel are the same for every BatchNorm that reads it, so they are
+  computed once.
+- Each BatchNorm adds three terms to the gradient of a channel. Two of them are a constant and a
+  multiple of the channel: they are summed as numbers, and subtracted once (`_Channels`).
+- With the channels as rows, a 1x1 convolution is one matrix product, and the convolution over time
+  (`convolve`) consists of a few.
 - In 16 bits the mask, which is a few numbers per utterance, is computed in fp32.
 
 Letters: B batch, T frames, N = B x T, C channels seen so far, K channels of the bottleneck,
@@ -98,6 +98,7 @@ def normalise_relu(
     x_CN: Tensor,
     scale_C: Tensor,
     shift_C: Tensor,
+    *,
     mean_C: Tensor,
     var_C: Tensor,
     eps: float,
@@ -328,35 +329,16 @@ def run_block(
     if not _is_used(x_BCT):
         return None
 
-    # Collect the settings of all BatchNorms: the code below handles only one set of them.
-    norms: list[Any] = []
-    for layer in layers:
-        norms.append(layer.nonlinear1.batchnorm)
-        norms.append(layer.nonlinear2.batchnorm)
-    settings = set[Any]()
-    for norm in norms:
-        is_plain = type(norm) is nn.BatchNorm1d and norm.affine
-        if not is_plain or norm.running_mean is None:
-            return None
-        setting = (
-            norm.training,
-            norm.momentum,
-            norm.eps,
-            norm.running_mean.dtype,
-        )
-        settings.add(setting)
-    if len(settings) > 1:
+    settings = _common_settings(layers)
+    if settings is None:
         return None
-
-    (setting,) = settings
-    training, momentum, _, dtype = setting
     wide = torch.promote_types(x_BCT.dtype, torch.float32)
     num_channels = x_BCT.shape[1]
     has_one_value = x_BCT.numel() == num_channels  # of each channel: no variance
-    if momentum is None or dtype != wide or has_one_value:
+    if settings.momentum is None or settings.dtype != wide or has_one_value:
         return None
 
-    if training:
+    if settings.training:
         weights: list[Tensor] = []
         for layer in layers:
             weights += _weights_of(layer)
@@ -365,6 +347,38 @@ def run_block(
     if torch.is_grad_enabled():
         return None
     return _infer(layers, x_BCT, segment_frames)
+
+
+class _Settings(NamedTuple):
+    """Settings of a BatchNorm."""
+
+    training: bool
+    momentum: float | None
+    eps: float
+    dtype: torch.dtype  # of the running statistics
+
+
+def _common_settings(layers: Sequence[Any]) -> _Settings | None:
+    """Return the settings of all BatchNorms of a block; None if they differ, or are not torch's."""
+    norms: list[Any] = []
+    for layer in layers:
+        norms.append(layer.nonlinear1.batchnorm)
+        norms.append(layer.nonlinear2.batchnorm)
+    distinct = set[_Settings]()
+    for norm in norms:
+        is_plain = type(norm) is nn.BatchNorm1d and norm.affine
+        if not is_plain or norm.running_mean is None:
+            return None
+        settings = _Settings(
+            training=norm.training,
+            momentum=norm.momentum,
+            eps=norm.eps,
+            dtype=norm.running_mean.dtype,
+        )
+        distinct.add(settings)
+    if len(distinct) > 1:
+        return None
+    return distinct.pop()
 
 
 def is_in_rows(x_BCT: Tensor) -> bool:
@@ -595,9 +609,9 @@ class _TrainedBlock(torch.autograd.Function):
                     layer,
                     _weights_at(index, weights),
                     computed,
-                    d_new_GBT,
-                    shared,
-                    ctx.segments,
+                    d_new_GBT=d_new_GBT,
+                    shared=shared,
+                    segments=ctx.segments,
                 )
                 # The layers run backwards, but autograd expects the order of the arguments.
                 d_weights = [*d_weights_of_layer, *d_weights]
@@ -675,6 +689,7 @@ def _append(
 def _forward(
     layer: Any,
     weights: _Weights,
+    *,
     seen_CN: Tensor,
     moments: tuple[Tensor, Tensor],
     segments: Segments,
@@ -692,9 +707,9 @@ def _forward(
         seen_CN,
         weights.scale_C,
         weights.shift_C,
-        mean_C,
-        var_C,
-        norm1.eps,
+        mean_C=mean_C,
+        var_C=var_C,
+        eps=norm1.eps,
     )
     dtype = read_CN.dtype
     mix_KC = weights.mix_KC1.squeeze(2)
@@ -711,14 +726,15 @@ def _forward(
         )
         hidden_KN.relu_()
     else:
-        mean_K = inv_std_K = weights.shift_K  # not needed without a backward pass
+        # The moments are only for the backward pass, which does not follow: any tensor will do.
+        mean_K = inv_std_K = weights.shift_K
         hidden_KN = normalise_relu(
             mixed_KN,
             weights.scale_K,
             weights.shift_K,
-            norm2.running_mean,
-            norm2.running_var,
-            norm2.eps,
+            mean_C=norm2.running_mean,
+            var_C=norm2.running_var,
+            eps=norm2.eps,
         )
 
     # The convolution over time, without the columns that `_infer` appends.
@@ -762,6 +778,7 @@ def _backward(
     layer: Any,
     weights: _Weights,
     activations: _Activations,
+    *,
     d_new_GBT: Tensor,
     shared: "_Channels",
     segments: Segments,
