@@ -49,6 +49,9 @@ MAX_NAMED = 200  # speakers, in the test of the numbers of speakers
 # Of the synthetic population.
 DIM = 16
 SPREADS = {"a": 0.70, "b": 0.72, "c": 0.80, "d": 0.80, "e": 1.10}
+SHARE = 0.8  # of the noise that all models have in common
+NEARLY_EQUAL = {"a": 0.70, "b": 0.70, "c": 0.71}
+SHARE_OF_NEARLY_EQUAL = 0.98
 TRUTH_SPEAKERS = 1500
 TRUTH_ROUNDS = 4
 # Of the test of two counts.
@@ -73,9 +76,11 @@ class Corpus:
         emb_ID = self.emb[name]
         return (emb_ID @ emb_ID.T)[self.pairs.enrol_N, self.pairs.test_N]
 
-    def misses(self, name: str, threshold: float) -> np.ndarray:
-        """Return the number of target trials of each speaker at or below a threshold."""
-        is_missed_N = self.pairs.is_target_N & (self.scores(name) <= threshold)
+    def misses(self, name: str, estimate: choosing.EerEstimate) -> np.ndarray:
+        """Return the number of missed target trials of each speaker, at the EER's threshold."""
+        is_missed_N = self.pairs.is_target_N & (self.scores(name) <= estimate.threshold)
+        if estimate.eer == 0:
+            is_missed_N[:] = False  # the threshold is the lowest target
         num_speakers = 1 + int(self.pairs.enrol_speaker_N.max())
         return np.bincount(self.pairs.enrol_speaker_N[is_missed_N], None, num_speakers)
 
@@ -137,10 +142,12 @@ class Synthetic:
         self,
         spreads: Mapping[str, float] = SPREADS,
         *,
+        share: float = SHARE,
         per_speaker: int = 4,
         truth_speakers: int = TRUTH_SPEAKERS,
     ) -> None:
         self.spreads = spreads
+        self.share = share
         self.per_speaker = per_speaker
         sums = dict.fromkeys(spreads, 0.0)
         for seed in range(TRUTH_ROUNDS):
@@ -158,7 +165,8 @@ class Synthetic:
         shared = rng.standard_normal(shape)
         emb: dict[str, np.ndarray] = {}
         for name, spread in self.spreads.items():
-            noise = 0.8 * shared + 0.6 * rng.standard_normal(shape)
+            rest = rng.standard_normal(shape)
+            noise = self.share * shared + math.sqrt(1 - self.share**2) * rest
             emb_ID = (centre + spread * scatter * noise).reshape(-1, DIM)
             emb[name] = unit(emb_ID)
         speaker_I = np.arange(num_speakers).repeat(self.per_speaker)
@@ -253,11 +261,9 @@ def test_claims(
         corpus = population.draw(rng, num_speakers)
         estimates = corpus.estimates()
         candidates = [made_up(name, found) for name, found in estimates.items()]
-        misses = [
-            corpus.misses(name, found.threshold) for name, found in estimates.items()
-        ]
+        misses = [corpus.misses(name, found) for name, found in estimates.items()]
         for first_S, second_S in combinations(misses, 2):
-            claims.num_differing.append(np.count_nonzero(first_S != second_S))
+            claims.num_differing.append(int(np.count_nonzero(first_S != second_S)))
         for candidate in candidates:
             interval = candidate.estimates[RECORDED].interval()
             held = claims.intervals.setdefault(candidate.name, [])
@@ -436,6 +442,8 @@ def populations(args: Namespace) -> Iterator[tuple[str, Population]]:
         yield f"{args.pool}, {len(pool.rows_of)} speakers", pool
     if args.synthetic:
         yield "synthetic", Synthetic()
+        nearly_equal = Synthetic(NEARLY_EQUAL, share=SHARE_OF_NEARLY_EQUAL)
+        yield "synthetic, nearly equal models", nearly_equal
 
 
 def main() -> None:

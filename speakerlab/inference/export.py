@@ -165,10 +165,10 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
-    if torch.__version__ < "2.9":  # a TorchVersion, which compares numbers
+    if torch.__version__ < "2.10":  # a TorchVersion, which compares numbers
         fix = "pip install --upgrade torch"
         raise ValueError(
-            f"export: torch 2.9 or newer is needed, found {torch.__version__}; {fix}"
+            f"export: torch 2.10 or newer is needed, found {torch.__version__}; {fix}"
         )
     from onnxscript import optimizer
 

@@ -2,7 +2,7 @@
 
 In: scores of trials. Out: an EER with its 95 % interval, and differences between systems on the
 same trials. The replicates of a bootstrap (scoring/bootstrap.py) can only repeat the errors of a
-sample: without an error, its interval is [0, 0]. Here an interval has three parts:
+sample: without an error, its interval is [0, 0]. Here an interval has four parts:
 
 1. The influence of a speaker is how far the EER lies, because of this speaker's trials, above the
    EER with trials of average difficulty, to first order. If the miss rate at the threshold rises by
@@ -20,8 +20,8 @@ sample: without an error, its interval is [0, 0]. Here an interval has three par
    approximate distribution of estimates of variance components", Biometrics Bulletin 2(6), 1946):
    a few speakers with most of the errors show the variance less well than equal ones.
 4. Each bound misses the truth in 2.5 % of the samples, except where one of them cannot: a true EER
-   so low that more than 2.5 % of the samples have no error is never above the interval, because the
-   intervals of such samples hold it. There, the lower bound may miss it in 5 %, as in the exact
+   so low that more than 2.5 % of the samples have no error is hardly ever above the interval, as
+   those of such samples hold it. There, the lower bound may miss it in 5 %, as in the exact
    intervals of Blaker ("Confidence curves and improved exact confidence intervals for discrete
    distributions", Canadian Journal of Statistics 28(4), 2000). With 2.5 %, intervals of 6 to 20
    speakers and EERs of 1 to 3 % would hold the truth in 98 to 99 %.

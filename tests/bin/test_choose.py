@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from argparse import Namespace
 
+import choose_claims
 import numpy as np
 import pytest
 from refusals import refuses
@@ -80,6 +82,18 @@ def test_models_are_compared_in_each_condition(make_exp, voices, ask):
     eers = {row["model"]: row["conditions"][0]["eer"] for row in rows}
     assert results["recommended"] == min(eers, key=lambda name: eers[name])
     assert len(results["comparisons"]) == 4
+
+
+def test_the_check_of_the_statements_embeds_as_the_command_does(
+    make_exp, voices, ask, tmp_path
+):
+    model = make_exp("a")
+    _, results = ask(voices, [model], *NO_CONDITIONS)
+    options = Namespace(pool=voices, models=[model], noise=[0.5], out=tmp_path / "pool")
+    pool = choose_claims.embed_pool(options)
+    name = str(model)
+    assert list(pool.truth) == [name, f"{name} + noise 0.5"]
+    assert pool.truth[name] == results["models"][0]["conditions"][0]["eer"]
 
 
 def test_an_interrupted_call_keeps_its_embeddings(

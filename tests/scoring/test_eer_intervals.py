@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from choose_claims import Synthetic
 from choose_claims import test_claims as count_claims
+from scipy.stats import poisson
 
 from speakerlab.experiments.choosing import TrialPairs
 from speakerlab.scoring.eer_intervals import EerEstimate, compare_eers, estimate_eer
@@ -61,6 +62,51 @@ def test_without_errors_the_upper_bound_falls_with_the_speakers():
         assert low == 0
         highs.append(high)
     assert 0.5 > highs[0] > highs[1] > highs[2] > 0.005
+
+
+def with_errors(num_errors, num_speakers=20):
+    """Estimate of speakers with three utterances each, of whom so many have a missed target."""
+    pairs = TrialPairs.of_speakers(np.arange(num_speakers).repeat(3))
+    scores = np.random.default_rng(0).random(len(pairs.is_target_N))
+    scores[pairs.is_target_N] += 2
+    first_target_of_each = np.flatnonzero(pairs.is_target_N)[::3]
+    scores[first_target_of_each[:num_errors]] = 0
+    return pairs.estimate(scores)
+
+
+def test_a_lower_bound_may_err_alone_where_samples_without_errors_are_likely():
+    _, errorless_high = with_errors(0).interval()
+    for num_errors in (1, 2):
+        estimate = with_errors(num_errors)
+        low, high = estimate.interval()
+        equal_low, equal_high = estimate.equal_tails(0.05)
+        one_sided_low, _ = estimate.equal_tails(0.10)
+        assert equal_low < low == one_sided_low < errorless_high
+        assert high == equal_high
+
+    # Samples without errors do not occur with such EERs.
+    estimate = with_errors(15)
+    assert estimate.interval() == estimate.equal_tails(0.05)
+    assert estimate.interval()[0] > errorless_high
+
+
+def test_low_eers_are_held_as_often_as_promised():
+    population = Synthetic({"a": 0.40, "b": 0.47}, truth_speakers=200)
+    held, held_by_equal_tails = [], []
+    for seed in range(500):
+        for name, estimate in corpus_of(population, 6, seed).estimates().items():
+            truth = population.truth[name]
+            held.append(choose_claims.holds(estimate.interval(), truth))
+            limits = estimate.equal_tails(0.05)
+            held_by_equal_tails.append(choose_claims.holds(limits, truth))
+    assert 0.95 < np.mean(held) < 0.98 < np.mean(held_by_equal_tails)
+
+
+def test_few_counts_cannot_show_a_difference_between_equal_models():
+    # Only counts of 4 : 0, 5 : 0 ... may be called a difference: 3 : 0 has 5.6 % at a mean of 3.
+    chance = sum(poisson.pmf(n, 0.5) * 2 * 0.5**n for n in range(4, 7))
+    assert choose_claims.most_wrong(0.5) == pytest.approx(chance, rel=0.01)
+    assert 0.025 < choose_claims.most_wrong(3) < 0.035
 
 
 def test_fewer_than_five_speakers_have_no_interval():
