@@ -61,11 +61,12 @@ exp=${exp:-$recipe/exp/${name}_s$seed}
 systems=("$exp")
 if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 if [[ $task == sv ]]; then learned_from=(["$exp"]=$data/train ["$exp-lm"]=$voxceleb/train); fi
-# Only stage 3 needs nothing of VoxCeleb.
 needed=("$voxceleb/test")
 if ((stop_stage > 3 && ${#systems[@]} > 1)); then needed+=("$voxceleb/train"); fi
+# A training alone needs nothing of VoxCeleb.
+if [[ $dry_run == true || ($stage == 3 && $stop_stage == 3) ]]; then needed=(); fi
 for folder in "${needed[@]}"; do
-  if [[ $dry_run == false && $stage$stop_stage != 33 && ! -f $folder/wav.scp ]]; then
+  if [[ ! -f $folder/wav.scp ]]; then
     die "--voxceleb: no data directory $folder; run egs/voxceleb/run.sh --stop-stage 2 first"
   fi
 done

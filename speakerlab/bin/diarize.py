@@ -296,7 +296,7 @@ def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
 
 
 def has_other_turns(rttm: Path, facts: Mapping[str, Any]) -> bool:
-    """Return whether the turns are not those that were written with the JSON file."""
+    """Return whether an RTTM file has changed since its JSON file was written."""
     return facts.get("rttm_sha256") != done.file_digest(rttm)
 
 

@@ -183,8 +183,8 @@ def _batches_of(
 def _end(batches: Iterator[Batch], workers: Sequence[BaseProcess]) -> None:
     """End the workers of an iterator of torch, also while an error still refers to it.
 
-    Left to Python's collector, a worker is never told to end. Python would then wait for ever when
-    it exits: it sends SIGTERM, which workers leave to their rank.
+    If the garbage collector drops the iterator instead, the workers are never told to end. At its
+    own exit Python would send them SIGTERM, which they ignore, and wait for them for ever.
     """
     if workers:
         iterator: Any = batches

@@ -205,6 +205,7 @@ class Fbank(nn.Module):
         self.mean_norm = mean_norm
         # Whether frames up to the FFT are in float64. The rounding of an FFT is relative to the
         # loudest bin of a frame; what follows adds positive numbers, for which float32 is enough.
+        # No argument, because arguments are settings: the front ends that need it set it.
         self.fft_in_float64 = False
 
         with real_constants():

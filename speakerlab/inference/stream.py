@@ -150,12 +150,16 @@ class Stream:
                     " latency=math.inf"
                 )
             source = _open_source(segmenter, model.sample_rate, self.latency)
-            least = source.decision_seconds + self._reader.delay_seconds
-            if self.latency < least:
+            least_seconds = source.decision_seconds + self._reader.delay_seconds
+            if self.latency < least_seconds:
+                # Rounded up, so that the stated value is accepted.
+                stated_seconds = math.ceil(100 * least_seconds) / 100
+                cause = "this sample rate"
+                if segmenter is not None:
+                    cause += " with a segmentation model"
                 raise ValueError(
-                    f"latency: must be at least {math.ceil(100 * least) / 100:g} s for"
-                    f" this sample rate{' with a segmentation model' * bool(segmenter)},"
-                    f" got {latency!r}"
+                    f"latency: must be at least {stated_seconds:g} s for {cause}, got"
+                    f" {latency!r}"
                 )
             self._finder = _Live(
                 model,
@@ -312,7 +316,7 @@ class _Live:
         # In order of time; unit_D of each window.
         self._windows: list[Region] = []
         self._units: list[np.ndarray] = []
-        # Speaker -> turn that goes on.
+        # Speaker -> the turn that has not ended yet.
         self._turn_of: dict[str, Segment] = {}
         self._turns: list[Segment] = []  # all that were returned
         self.final_until = 0.0
@@ -404,10 +408,11 @@ class _Live:
         """Embed windows; return those that are not digital silence, and unit_D of each."""
         num_forgotten = self._num_samples - len(self._wave_S)
         offset = num_forgotten / self._rate
-        shifted = [(start - offset, end - offset) for start, end in times]
-        shifted, reads = audible_windows(shifted, self._wave_S, self._rate)
+        # Times in the samples that are kept.
+        kept_times = [(start - offset, end - offset) for start, end in times]
+        audible_times, reads = audible_windows(kept_times, self._wave_S, self._rate)
+        windows = [(start + offset, end + offset) for start, end in audible_times]
         emb_ND = self._model.embed_many(reads, check_levels=False)
-        windows = [(start + offset, end + offset) for start, end in shifted]
         return windows, list(unit_rows(emb_ND))
 
     def _decide(self, until: float) -> None:

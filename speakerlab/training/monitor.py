@@ -82,7 +82,8 @@ class Events:
         """Write an event with the values of a step; group: `train`, `valid` or `results`."""
         scalars: list[Summary.Value] = []
         for name, value in values.items():
-            scalars.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
+            scalar = Summary.Value(tag=f"{group}/{name}", simple_value=value)
+            scalars.append(scalar)
         self.add(step, Summary(value=scalars))
 
     def _append(self, event: Event) -> None:

@@ -123,8 +123,11 @@ def test_tracks_have_the_voice_of_their_speaker(seed):
 
     # In the first window, from 0 to 10 s: 5.4 s and 2.6 s alone, 2 s together.
     first = tracks.of_windows()[0]
-    spoken = dict(zip(nearest_M[first], tracks.spoken_M[first] * FRAME_SECONDS))
-    alone = dict(zip(nearest_M[first], tracks.alone_M[first] * FRAME_SECONDS))
+    speakers = nearest_M[first]
+    spoken_seconds = tracks.spoken_M[first] * FRAME_SECONDS
+    alone_seconds = tracks.alone_M[first] * FRAME_SECONDS
+    spoken = dict(zip(speakers, spoken_seconds))
+    alone = dict(zip(speakers, alone_seconds))
     assert spoken == pytest.approx({0: 7.4, 1: 4.6}, abs=0.1)
     assert alone == pytest.approx({0: 5.4, 1: 2.6}, abs=0.1)
 

@@ -119,10 +119,14 @@ def test_short_speakers_join_or_are_unknown():
     linked = link([*THREE, short_ann, short_other], threshold=0.5)
     assert linked.names["d", "s"] == "identity1"
     assert linked.names["e", "s"] == "unknown1"
-    assert [identity.name for identity in linked if identity.is_unknown] == ["unknown1"]
+    unknown = [identity.name for identity in linked if identity.is_unknown]
+    assert unknown == ["unknown1"]
+
     # Two short speakers are not linked to each other, however similar.
-    both = [speaker("a", "s", voice(0), 1.0), speaker("b", "s", voice(0), 1.0)]
-    assert list(link(both, threshold=0.5).names.values()) == ["unknown1", "unknown2"]
+    first = speaker("a", "s", voice(0), 1.0)
+    second = speaker("b", "s", voice(0), 1.0)
+    names = link([first, second], threshold=0.5).names
+    assert list(names.values()) == ["unknown1", "unknown2"]
 
 
 def test_a_short_speaker_does_not_join_who_speaks_in_its_recording():

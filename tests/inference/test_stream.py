@@ -238,13 +238,19 @@ class PitchRuntime:
 
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         self.num_windows += 1
-        frames = np.lib.stride_tricks.sliding_window_view(window_S, FIELD_SAMPLES)
-        strength_F2 = np.abs(frames[::HOP_SAMPLES] @ self._waves_S2)
-        active_F3 = np.zeros((len(strength_F2), 3), dtype=bool)
-        order = np.random.default_rng(self.num_windows).permutation(3)[:2]
-        active_F3[:, order] = strength_F2 > 0.005
-        is_class_FC = (active_F3[:, None] == SPEAKERS_CL.astype(bool)).all(axis=2)
-        return np.where(is_class_FC, 0.0, -20.0).astype(np.float32)
+        views = np.lib.stride_tricks.sliding_window_view(window_S, FIELD_SAMPLES)
+        frames_FS = views[::HOP_SAMPLES]
+        strength_F2 = np.abs(frames_FS @ self._waves_S2)
+        # Which two of the three local speakers the voices are, in this window.
+        rng = np.random.default_rng(self.num_windows)
+        places = rng.permutation(3)[:2]
+        active_F3 = np.zeros((len(frames_FS), 3), dtype=bool)
+        active_F3[:, places] = strength_F2 > 0.005
+
+        active_F13 = active_F3[:, None]
+        set_C3 = SPEAKERS_CL.astype(bool)
+        is_set_FC = (active_F13 == set_C3).all(axis=2)
+        return np.where(is_set_FC, 0.0, -20.0).astype(np.float32)
 
 
 def pitch_segmentation() -> Segmentation:

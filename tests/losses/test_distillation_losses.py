@@ -49,11 +49,14 @@ def make(weights, *, embed_dim=TEACHER_DIM, shards=None) -> Distillation:
 
 def dot(first, second) -> float:
     """Return the cosine of two vectors, by a loop."""
-    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
-    product = sum(a * b for a, b in pairs)
-    first_norm = math.sqrt(sum(a * a for a, _ in pairs))
-    second_norm = math.sqrt(sum(b * b for _, b in pairs))
-    return product / first_norm / second_norm
+    product = 0.0
+    first_square = 0.0
+    second_square = 0.0
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+        product += a * b
+        first_square += a * a
+        second_square += b * b
+    return product / math.sqrt(first_square) / math.sqrt(second_square)
 
 
 def cosine_by_hand(student, teacher) -> float:

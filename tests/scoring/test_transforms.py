@@ -28,8 +28,9 @@ def test_the_mean_of_the_development_set_is_subtracted():
 def test_length_by_hand():
     emb_ND = np.array([[3, 4], [0, -2]], dtype=np.float32)
     table = EmbeddingTable(["a", "b"], emb_ND, MODEL)
-    unit_ND = to_unit_length(table).emb_ND
-    np.testing.assert_allclose(unit_ND, [[0.6, 0.8], [0, -1]], atol=1e-7)
+    unit_table = to_unit_length(table)
+    expected_ND = [[0.6, 0.8], [0, -1]]
+    np.testing.assert_allclose(unit_table.emb_ND, expected_ND, atol=1e-7)
 
 
 def test_lda_is_the_generalised_eigenvalue_problem():

@@ -73,7 +73,7 @@ class Augmentation(nn.Module):
 class Augment(nn.Module):
     """All augmentations of a training run, applied in the order of the mapping.
 
-    DDP must not broadcast its large banks at the start: `Task` tells it to ignore these buffers.
+    `Task` names its buffers to DDP, which would otherwise broadcast the large banks at the start.
     """
 
     def __init__(
