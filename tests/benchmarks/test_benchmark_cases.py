@@ -64,6 +64,14 @@ def rows_of(path: Path, case: str, *arguments: object) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
 
 
+def test_encoders_have_the_features_of_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    rows = rows_of(tmp_path / "rows.json", "encoder_features", *FRONTEND)
+    families = ["w2v-bert", "wav2vec2", "whisper"]
+    assert list(rows) == [f"frontend.{family}.peer_transformers" for family in families]
+    assert all(row["peer"] > 0 for row in rows.values())
+
+
 @pytest.mark.parametrize(
     ("case", "toolkit"),
     [
