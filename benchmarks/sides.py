@@ -50,7 +50,7 @@ MARKS = {  # toolkit -> a path that only its checkout has
 # Packages whose `__init__` is not run: it would import whole toolkits.
 BARE = {
     "speakerlab": [],
-    "wespeaker": ["wespeaker"],
+    "wespeaker": ["wespeaker", "wespeaker.frontend"],
     "speechbrain": [
         f"speechbrain{part}"
         for part in ("", ".dataio", ".lobes", ".lobes.models", ".nnet", ".utils")

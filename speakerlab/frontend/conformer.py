@@ -2,10 +2,11 @@
 
 The same values as transformers' code to rounding. Under autocast, each input is cast once instead
 of once for each layer that reads it; the 1x1 convolutions are products of matrices, without
-transposing; and a query is multiplied by each of the 73 distances (64 frames before to 8 after),
-instead of by the distance of each pair of frames.
+transposing; and a query is multiplied by each distance that two of T frames have, instead of by
+the distance of each pair of frames.
 
-Letters: B rows, T frames, C channels, H heads, E channels of a head, P distances.
+Letters: B rows, T frames, C channels, H heads, E channels of a head, K taps of a convolution,
+R distances from one of T frames to another, 2 T.
 """
 
 from typing import Any
@@ -13,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from speakerlab.core.full_precision import widened
 
 
 def conformer_layer(layer: Any, state_BTC: Tensor) -> Tensor:
@@ -49,23 +48,9 @@ def attend(attention: Any, x_BTC: Tensor) -> Tensor:
     value_BHTE = heads_of(attention, attention.linear_v(x_BTC))
     query_BHTE = query_BHTE * attention.scaling
 
-    # The score of a query with each distance, then with the distance of each pair of frames.
-    embedding_PE = attention.distance_embedding.weight
-    embedding_EP = embedding_PE.t().to(query_BHTE.dtype)
-    # In fp32: the backward pass adds up the gradients of far frames, which share a distance.
-    by_distance_BHTP = widened(query_BHTE @ embedding_EP)
-    index_TT = distance_index(
-        attention,
-        num_frames=x_BTC.shape[1],
-        device=x_BTC.device,
-    )
-    batch_size, num_heads, _, _ = by_distance_BHTP.shape
-    index_BHTT = index_TT.expand(batch_size, num_heads, -1, -1)
-    position_BHTT = by_distance_BHTP.gather(3, index_BHTT)
-
     key_BHET = key_BHTE.transpose(2, 3)
-    scores_BHTT = query_BHTE @ key_BHET
-    scores_BHTT = scores_BHTT + position_BHTT.to(scores_BHTT.dtype)
+    position_BHTT = position_scores(attention, query_BHTE)
+    scores_BHTT = query_BHTE @ key_BHET + position_BHTT
     weights_BHTT = scores_BHTT.softmax(-1).to(value_BHTE.dtype)
     heads_BHTE = attention.dropout(weights_BHTT) @ value_BHTE
     joined_BTC = heads_BHTE.transpose(1, 2).flatten(2)
@@ -84,13 +69,35 @@ def heads_of(attention: Any, x_BTC: Tensor) -> Tensor:
     return x_BTHE.transpose(1, 2)
 
 
-def distance_index(attention: Any, *, num_frames: int, device: torch.device) -> Tensor:
-    """Return the index (T, T) of the distance from each frame to each other one, limited."""
-    frames_T = torch.arange(num_frames, device=device)
-    distance_TT = frames_T[None, :] - frames_T[:, None]
+def position_scores(attention: Any, query_BHTE: Tensor) -> Tensor:
+    """Return the products (B, H, T, T) of each query and the embedding of each frame's distance.
+
+    Frames that are more than 64 before or 8 after, as published, have the embedding of the limit.
+    """
+    num_frames = query_BHTE.shape[2]
+    # The last distance, of no two frames, is for `select_distances`.
+    distance_R = torch.arange(1 - num_frames, num_frames + 1, device=query_BHTE.device)
     left = attention.left_max_position_embeddings
     right = attention.right_max_position_embeddings
-    return distance_TT.clamp(-left, right) + left
+    index_R = distance_R.clamp(-left, right) + left
+    embedding_RE = attention.distance_embedding.weight[index_R]
+    embedding_ER = embedding_RE.t().to(query_BHTE.dtype)
+    scores_BHTR = query_BHTE @ embedding_ER
+    return select_distances(scores_BHTR)
+
+
+def select_distances(scores_BHTR: Tensor) -> Tensor:
+    """Return the scores (B, H, T, T) of each frame with each other one.
+
+    That of frames i and j has the index j - i + T - 1 in row i: from one row to the next it falls
+    by one. So in the same values, without the first T - 1 and the last, taken as rows of R - 1
+    instead of R, frame j has the index j in every row.
+    """
+    _, _, num_frames, num_distances = scores_BHTR.shape
+    values = scores_BHTR.flatten(2)
+    values = values[..., num_frames - 1 : -1]
+    rows = values.unflatten(2, (num_frames, num_distances - 1))
+    return rows[..., :num_frames]
 
 
 def convolve(module: Any, x_BTC: Tensor) -> Tensor:
@@ -100,12 +107,20 @@ def convolve(module: Any, x_BTC: Tensor) -> Tensor:
     gated_BTC = F.glu(F.linear(x_BTC, first_weight))
 
     # Padded on the left only: a frame sees those before it.
-    gated_BCT = gated_BTC.transpose(1, 2)
-    num_before = module.depthwise_conv.kernel_size[0] - 1
-    padded_BCT = F.pad(gated_BCT, (num_before, 0))
-    convolved_BCT = module.depthwise_conv(padded_BCT)
+    kernel_C11K = module.depthwise_conv.weight.unsqueeze(2)
+    num_before = kernel_C11K.shape[-1] - 1
+    padded_BTC = F.pad(gated_BTC, (0, 0, num_before, 0))
+    # As a map of one row in channels last, which a CPU convolves twice as fast, with its gradient.
+    padded_BC1T = padded_BTC.transpose(1, 2).unsqueeze(2)
+    if padded_BC1T.device.type != "cpu":
+        padded_BC1T = padded_BC1T.contiguous()
+    convolved_BC1T = F.conv2d(
+        padded_BC1T,
+        kernel_C11K,
+        groups=kernel_C11K.shape[0],
+    )
 
-    convolved_BTC = convolved_BCT.transpose(1, 2)
+    convolved_BTC = convolved_BC1T.squeeze(2).transpose(1, 2)
     normalised_BTC = narrowed(module.depthwise_layer_norm(convolved_BTC))
     activated_BTC = module.activation(normalised_BTC)
     return module.dropout(F.linear(activated_BTC, last_weight))

@@ -72,6 +72,15 @@ def test_encoders_have_the_features_of_transformers(tmp_path):
     assert all(row["peer"] > 0 for row in rows.values())
 
 
+@pytest.mark.slow
+def test_a_step_over_a_pretrained_encoder_is_timed_in_both_precisions(tmp_path):
+    pytest.importorskip("transformers")
+    options = ["--micro-batch=2", "--crop-seconds=1", "--seconds=1"]
+    rows = rows_of(tmp_path / "rows.json", "encoder_step", *options)
+    names = [f"train.w2vbert2_mfa.lora.{kind}.wespeaker" for kind in ("fp32", "bf16")]
+    assert list(rows) == names
+
+
 @pytest.mark.parametrize(
     ("case", "toolkit"),
     [

@@ -17,6 +17,7 @@ from refusals import refused, refuses
 
 from speakerlab.config.schema import load_config
 from speakerlab.experiments.consistency import with_description
+from speakerlab.frontend.conformer import select_distances
 from speakerlab.frontend.encoder_inputs import StackedFbank, Waves, WhisperMel
 from speakerlab.frontend.lora import Lora, LoraLinear
 from speakerlab.frontend.pretrained import PretrainedFrontEnd
@@ -173,6 +174,17 @@ def test_states_are_those_of_transformers_in_batches_and_alone(folders, name):
         together_BTF = front_end(torch.from_numpy(wave_BS))
         assert together_BTF.shape[2] == front_end.feat_dim == 4 * 32
         assert torch.allclose(alone_BTF[0], together_BTF[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 3, 150])
+def test_a_score_of_positions_is_that_of_the_distance_between_frames(num_frames):
+    # Column r of R is for the distance r - (T - 1), as of frame r - (T - 1) from frame 0.
+    distance_R = torch.arange(1 - num_frames, num_frames + 1)
+    scores_BHTR = distance_R.expand(2, 3, num_frames, -1).contiguous()
+    frames_T = torch.arange(num_frames)
+    expected_TT = frames_T[None, :] - frames_T[:, None]
+    scores_BHTT = select_distances(scores_BHTR)
+    assert torch.equal(scores_BHTT, expected_TT.expand(2, 3, -1, -1))
 
 
 @every_model
