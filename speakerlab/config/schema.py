@@ -434,11 +434,6 @@ class Config(Section):
                 "data.features: a teacher hears waves, not stored features; set"
                 " data.features=wave"
             )
-        if self.distil.targets == "utterance" and self.augment.speeds != (1.0,):
-            raise ValueError(
-                "augment.speeds: the target of an utterance is not that of its voice at"
-                " another speed; set augment.speeds=[1.0], or distil.targets=crop"
-            )
         self._check_shared_targets()
         if self.training.freeze_epochs:
             raise ValueError(

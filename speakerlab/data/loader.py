@@ -116,7 +116,8 @@ class TrainCrops(Dataset[Crop]):
     shared_draws: names of the draws that these crops share, such as their speed, because a speaker
         at another speed is another class. With "crop", all of them begin at the same sample.
     clean_crops: number of these crops, from the first one on, that have only shared draws.
-    target_ND: a teacher's embedding of each utterance. target_frames: its stored frames.
+    target_KND: a teacher's embedding of each utterance at each speed. target_frames: its stored
+        frames at each speed; none without stored ones.
     draws_of_parts: `draw_functions` of each part of the manifest, with the same names, where they
         differ.
     """
@@ -137,8 +138,8 @@ class TrainCrops(Dataset[Crop]):
         crops_each: int = 1,
         shared_draws: Collection[str] = ("speed",),
         clean_crops: int = 0,
-        target_ND: np.ndarray | None = None,
-        target_frames: TargetFrames | None = None,
+        target_KND: np.ndarray | None = None,
+        target_frames: Sequence[TargetFrames] = (),
         draws_of_parts: Sequence[DrawFunctions] | None = None,
     ) -> None:
         num_speakers = len(manifest.speakers)
@@ -156,7 +157,7 @@ class TrainCrops(Dataset[Crop]):
         self.crops_each = crops_each
         self.shared_draws = shared_draws
         self.clean_crops = clean_crops
-        self.target_ND = target_ND
+        self.target_KND = target_KND
         self.target_frames = target_frames
 
         # A crop at speed 1.1 becomes shorter by that factor, so more samples are read for it.
@@ -205,6 +206,9 @@ class TrainCrops(Dataset[Crop]):
 
         speaker = self.manifest.speaker_N[row]
         label = int(self.label_KN[speed_index, speaker])
+        target_D = None
+        if self.target_KND is not None:
+            target_D = self.target_KND[speed_index, row]
         return Crop(
             wave_S=np.zeros(0, dtype=np.int16),
             feats_TF=None,
@@ -213,7 +217,7 @@ class TrainCrops(Dataset[Crop]):
             position=position,
             row=row,
             draws=crop_draws,
-            target_D=None if self.target_ND is None else self.target_ND[row],
+            target_D=target_D,
         )
 
     def read(self, crop: Crop) -> Crop:
@@ -222,8 +226,9 @@ class TrainCrops(Dataset[Crop]):
             return replace(crop, feats_TF=self.fetch(crop))
 
         target_CT = None
-        if self.target_frames is not None:
-            target_CT = self.target_frames.read(crop.row, crop.first)
+        if self.target_frames:
+            frames_at_speed = self.target_frames[_speed_index(crop.draws)]
+            target_CT = frames_at_speed.read(crop.row, crop.first)
         read = replace(crop, wave_S=self.fetch(crop), target_CT=target_CT)
         return self.reencoded(read)
 

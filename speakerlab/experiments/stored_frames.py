@@ -1,8 +1,8 @@
 """Computes the frames of a teacher for whole utterances, once, and keeps them beside the data.
 
-Which utterances a file holds depends only on the data and the teacher. A finished file is used
-again while both are the same, so a computation that was interrupted continues, on any number of
-ranks.
+There is a folder of files for each speed that the student hears. Which utterances a file holds
+depends only on the data and the teacher. A finished file is used again while both are the same, so
+a computation that was interrupted continues, on any number of ranks.
 
 Letters: N utterances, B rows of a batch, S samples, D dimensions of an embedding, C channels of a
 frame, T frames.
@@ -10,7 +10,7 @@ frame, T frames.
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from speakerlab.data.target_frames import (
     write_frames,
 )
 from speakerlab.experiments.validation import num_readers
+from speakerlab.inference.at_speed import at_speed
 from speakerlab.inference.batches import embed_batches, group_pieces
 from speakerlab.inference.extraction import chunk_bounds
 from speakerlab.inference.workers import sharing_threads
@@ -63,7 +64,7 @@ class WithFrames(nn.Module):
 
 
 class StoredTargets(NamedTuple):
-    """What a teacher has made of whole utterances."""
+    """What a teacher has made of whole utterances, heard at one speed."""
 
     emb_ND: np.ndarray  # float32, of length 1
     frames: TargetFrames
@@ -71,10 +72,10 @@ class StoredTargets(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameStore:
-    """The files of one teacher's frames of one set of utterances.
+    """The files of one teacher's frames of one set of utterances, heard at one speed.
 
-    embedder: `WithFrames` of the teacher. num_channels, crop_frames: of the frames of a crop.
-    rows_of_files: the utterances of each file, in order. facts: what the frames are made of.
+    embedder: `WithFrames` of the teacher at this speed. num_channels, crop_frames: of the frames of
+    a crop. rows_of_files: the utterances of each file, in order. facts: what frames are made of.
     """
 
     folder: Path
@@ -105,29 +106,14 @@ class FrameStore:
         numbers = range(len(self.rows_of_files))
         return [number for number in numbers if self.read(number) is None]
 
-    def check_space(self, todo: Sequence[int], *, crop_samples: int) -> None:
-        """Raise ValueError if the files do not fit on the disk; else log how large they are."""
-        check_writable(self.path(0))
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def bytes_of(self, numbers: Sequence[int], *, crop_samples: int) -> int:
+        """Return how large some files will be, about: speed hardly changes it."""
         num_samples = 0
-        for number in todo:
+        for number in numbers:
             rows = self.rows_of_files[number]
             num_samples += int(self.manifest.num_samples_N[rows].sum())
         crop_bytes = BYTES_OF_VALUE * self.num_channels * self.crop_frames
-        needed_gb = num_samples / crop_samples * crop_bytes / 1e9
-        free_gb = shutil.disk_usage(self.folder).free / 1e9
-        if needed_gb > free_gb:
-            raise ValueError(
-                f"{self.folder}: the teacher's frames need {needed_gb:.3g} GB, and"
-                f" {free_gb:.3g} GB are free; free some, or set distil.targets=crop or"
-                " distil.frame_weight=0"
-            )
-        log.info(
-            "%s: the teacher embeds %d utterances; its frames take %.2f GB",
-            self.folder,
-            len(self.manifest),
-            needed_gb,
-        )
+        return num_samples * crop_bytes // crop_samples
 
     def compute(self, number: int, *, device: torch.device, **options: Any) -> None:
         """Compute and write a file; options: of `embed_batches`."""
@@ -178,31 +164,122 @@ def stored_frames(
     manifest: Manifest,
     ranks: Ranks,
     *,
-    folder: Path,
+    folders: Mapping[float, Path],
     model_sha256: str,
     crop_samples: int,
-) -> StoredTargets:
-    """Return embeddings and frames of whole utterances, which every rank computes a share of.
+) -> list[StoredTargets]:
+    """Return embeddings and frames of whole utterances at each speed; ranks share the work.
 
-    embedder: of the teacher, in PyTorch, which keeps silence. Raises ValueError where the disk is
-    too small.
+    embedder: of the teacher, in PyTorch, which keeps silence. folders: speed -> where its files
+    are. Raises ValueError where the disk is too small.
     """
     assert embedder.vad is None  # `teachers.check_frames` refuses it
     with embedder.noting_frames() as noted:
         # It may be there already, after the held-out utterances were embedded.
         embedder.eval().to(ranks.device)
+        # A crop has as many samples at every speed, once it is played.
         crop_1S = torch.zeros(1, crop_samples, device=ranks.device)
-        store = _plan_store(
-            WithFrames(embedder, noted),
-            manifest,
-            folder=folder,
-            model_sha256=model_sha256,
-            crop_1S=crop_1S,
+        with torch.inference_mode():
+            embedder(crop_1S)
+        _, num_channels, crop_frames = noted.take().shape
+
+        stores: list[FrameStore] = []
+        for speed, folder in folders.items():
+            store = _plan_store(
+                WithFrames(at_speed(embedder, speed).to(ranks.device), noted),
+                manifest,
+                folder=folder,
+                speed=speed,
+                model_sha256=model_sha256,
+                num_channels=num_channels,
+                crop_frames=crop_frames,
+            )
+            stores.append(store)
+        todo_of_stores = ranks.on_first(lambda: [store.todo() for store in stores])
+        ranks.on_first(
+            lambda: _check_space(stores, todo_of_stores, crop_samples=crop_samples)
         )
-        todo = ranks.on_first(store.todo)
-        if todo:
-            ranks.on_first(lambda: store.check_space(todo, crop_samples=crop_samples))
-            _compute_share(store, todo, ranks)
+        for store, todo in zip(stores, todo_of_stores):
+            if todo:
+                _compute_share(store, todo, ranks)
+    return [_read_store(store, ranks) for store in stores]
+
+
+def _plan_store(
+    with_frames: WithFrames,
+    manifest: Manifest,
+    *,
+    folder: Path,
+    speed: float,
+    model_sha256: str,
+    num_channels: int,
+    crop_frames: int,
+) -> FrameStore:
+    """Divide the utterances into files."""
+    # By length, because utterances of equal length are embedded together.
+    rows = np.argsort(-manifest.num_samples_N, kind="stable")
+    seconds = manifest.num_samples_N[rows] / manifest.sample_rate
+    rows_of_files: list[list[int]] = []
+    for first, end in chunk_bounds(seconds.tolist()):
+        rows_of_files.append(rows[first:end].tolist())
+    facts = {
+        "model_sha256": model_sha256,
+        "data_sha256": manifest.sha256(),
+        "audio": manifest.audio_digest(),
+        "precision": "fp32",
+        "frame_step": FRAME_STEP,
+    }
+    # Files that earlier versions wrote have the original speed.
+    if speed != 1.0:
+        facts["speed"] = speed
+    return FrameStore(
+        folder=folder,
+        manifest=manifest,
+        embedder=with_frames,
+        num_channels=num_channels,
+        crop_frames=crop_frames,
+        rows_of_files=rows_of_files,
+        facts=facts,
+    )
+
+
+def _check_space(
+    stores: Sequence[FrameStore],
+    todo_of_stores: Sequence[Sequence[int]],
+    *,
+    crop_samples: int,
+) -> None:
+    """Raise ValueError if all files do not fit on the disk; else log how large they are."""
+    num_bytes = 0
+    for store, todo in zip(stores, todo_of_stores):
+        num_bytes += store.bytes_of(todo, crop_samples=crop_samples)
+    if not num_bytes:
+        return
+
+    for store in stores:
+        check_writable(store.path(0))
+        store.folder.mkdir(parents=True, exist_ok=True)
+    # All of them are in one folder.
+    folder = stores[0].folder
+    needed_gb = num_bytes / 1e9
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if needed_gb > free_gb:
+        raise ValueError(
+            f"{folder}: the teacher's frames need {needed_gb:.3g} GB, and"
+            f" {free_gb:.3g} GB are free; free some, or set augment.speeds=[1.0],"
+            " distil.frame_weight=0 or distil.targets=crop"
+        )
+    log.info(
+        "%s: the teacher embeds %d utterances at %d speeds; its frames take %.2f GB",
+        folder,
+        len(stores[0].manifest),
+        len(stores),
+        needed_gb,
+    )
+
+
+def _read_store(store: FrameStore, ranks: Ranks) -> StoredTargets:
+    """Read what all ranks have written, but for the frames themselves."""
     files: list[FrameFile] = []
     for number in range(len(store.rows_of_files)):
         file = store.read(number)
@@ -213,7 +290,8 @@ def stored_frames(
             )
         files.append(file)
 
-    emb_ND = np.zeros((len(manifest), embedder.embed_dim), dtype=np.float32)
+    shape = (len(store.manifest), store.embedder.embed_dim)
+    emb_ND = np.zeros(shape, dtype=np.float32)
     for file, rows in zip(files, store.rows_of_files):
         emb_ND[rows] = file.emb_UD
     norm_N1 = np.linalg.norm(emb_ND, axis=1, keepdims=True)
@@ -222,45 +300,9 @@ def stored_frames(
         frames=join_frames(
             files,
             store.rows_of_files,
-            num_samples_N=manifest.num_samples_N,
+            num_samples_N=store.manifest.num_samples_N,
             crop_frames=store.crop_frames,
         ),
-    )
-
-
-def _plan_store(
-    with_frames: WithFrames,
-    manifest: Manifest,
-    *,
-    folder: Path,
-    model_sha256: str,
-    crop_1S: Tensor,
-) -> FrameStore:
-    """Divide the utterances into files, and count the frames of a crop, on its device."""
-    with torch.inference_mode():
-        with_frames.embedder(crop_1S)
-    _, num_channels, crop_frames = with_frames.noted.take().shape
-
-    # By length, because utterances of equal length are embedded together.
-    rows = np.argsort(-manifest.num_samples_N, kind="stable")
-    seconds = manifest.num_samples_N[rows] / manifest.sample_rate
-    rows_of_files: list[list[int]] = []
-    for first, end in chunk_bounds(seconds.tolist()):
-        rows_of_files.append(rows[first:end].tolist())
-    return FrameStore(
-        folder=folder,
-        manifest=manifest,
-        embedder=with_frames,
-        num_channels=num_channels,
-        crop_frames=crop_frames,
-        rows_of_files=rows_of_files,
-        facts={
-            "model_sha256": model_sha256,
-            "data_sha256": manifest.sha256(),
-            "audio": manifest.audio_digest(),
-            "precision": "fp32",
-            "frame_step": FRAME_STEP,
-        },
     )
 
 

@@ -4,8 +4,8 @@ A teacher is a model that is never trained here. It keeps its own front end, and
 experiment, a model folder, hub:NAME or an exported .onnx file. Several teachers make one target:
 their embeddings of length 1, side by side.
 
-Letters: B rows, R rows at a time, N utterances, S samples, D dimensions of all teachers, K common
-directions, T frames, C channels of a frame.
+Letters: B rows, R rows at a time, N utterances, V speeds ("voices"), S samples, D dimensions of all
+teachers, K common directions, T frames, C channels of a frame.
 """
 
 import logging
@@ -36,8 +36,9 @@ from speakerlab.core.shapes import shapes_only
 from speakerlab.data.decoders import FULL_SCALE
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.target_frames import TargetFrames
-from speakerlab.experiments.stored_frames import stored_frames
+from speakerlab.experiments.stored_frames import StoredTargets, stored_frames
 from speakerlab.experiments.validation import num_readers
+from speakerlab.inference.at_speed import at_speed
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction, plan_extraction
 from speakerlab.inference.onnx_embedder import OnnxEmbedder
@@ -116,9 +117,11 @@ class Teaching:
     # What the teachers' embeddings of training utterances have in common.
     common_KD: np.ndarray
     valid_target_ND: np.ndarray
-    # Of the training utterances; None where the teachers hear the crops.
-    train_target_ND: np.ndarray | None
-    train_frames: TargetFrames | None  # None unless frames are stored
+    # Of the training utterances at each speed; None where the teachers hear the crops.
+    train_target_VND: np.ndarray | None
+    train_frames: Sequence[
+        TargetFrames
+    ]  # of each speed; empty unless frames are stored
     frame_units: FrameUnits | None  # None unless frames are compared
     teacher: TeacherGroup | None  # on the device; None where all targets are stored
 
@@ -148,34 +151,29 @@ def prepare_teaching(
     """
     models = load_teachers(config)
     hears_crops = config.distil.targets == "crop"
+    has_frames = config.distil.frame_weight > 0
+    valid_targets: list[np.ndarray] = []
+    for model in models:
+        valid_targets.append(stored_targets(model, valid, config, ranks, kind="valid"))
     # Where crops are heard, the first utterances, in the order of a hash, tell the mean.
     measured = train
     if hears_crops:
         rows = np.arange(min(len(train), MAX_MEASURED))
         measured = train.of_rows(rows)
-    has_frames = config.distil.frame_weight > 0
-    train_targets: list[np.ndarray] = []
-    valid_targets: list[np.ndarray] = []
-    train_frames = None
-    for model in models:
-        valid_targets.append(stored_targets(model, valid, config, ranks, kind="valid"))
-        if has_frames and not hears_crops:
-            stored = stored_frames(
-                model.embedder,
-                train,
-                ranks,
-                folder=target_stem(model, config, kind="frames"),
-                model_sha256=model.sha256,
-                crop_samples=crop_samples(config),
-            )
-            train_frames = stored.frames
-            train_targets.append(stored.emb_ND)
-            continue
-        kind = "mean" if hears_crops else "train"
-        train_targets.append(stored_targets(model, measured, config, ranks, kind=kind))
-    train_target_ND = np.concatenate(train_targets, axis=1)
+
+    train_frames: list[TargetFrames] = []
+    if hears_crops:
+        target_VND = targets_of_speeds(models, measured, config, ranks, kind="mean")
+    elif has_frames:
+        (model,) = models
+        stored = frames_of_speeds(model, train, config, ranks)
+        target_VND = np.stack([heard.emb_ND for heard in stored])
+        train_frames = [heard.frames for heard in stored]
+    else:
+        target_VND = targets_of_speeds(models, train, config, ranks, kind="train")
     # All ranks leave out the same, whatever the rounding of their hosts.
-    common_KD = ranks.on_first(lambda: common_directions(train_target_ND))
+    all_targets = target_VND.reshape(-1, target_VND.shape[2])
+    common_KD = ranks.on_first(lambda: common_directions(all_targets))
 
     teacher = None
     frame_units = None
@@ -190,8 +188,8 @@ def prepare_teaching(
             frames_BCT = teacher(crops_BS).frames_BCT
             assert frames_BCT is not None
             frame_units = ranks.on_first(lambda: measure_frames(frames_BCT))
-    elif train_frames is not None:
-        frame_units = measure_frames(middle_frames(train_frames))
+    elif train_frames:
+        frame_units = measure_frames(middle_frames(train_frames[0]))
     # The plan of the batch measures the free memory, in which the pool of the extraction counts
     # as taken.
     if ranks.device.type == "cuda":
@@ -203,10 +201,57 @@ def prepare_teaching(
         },
         common_KD=common_KD,
         valid_target_ND=np.concatenate(valid_targets, axis=1),
-        train_target_ND=None if hears_crops else train_target_ND,
+        train_target_VND=None if hears_crops else target_VND,
         train_frames=train_frames,
         frame_units=frame_units,
         teacher=teacher,
+    )
+
+
+def targets_of_speeds(
+    models: Sequence[TeacherModel],
+    manifest: Manifest,
+    config: Config,
+    ranks: Ranks,
+    *,
+    kind: str,
+) -> np.ndarray:
+    """Return target_VND: the targets of all teachers side by side, at each speed.
+
+    kind: train, or mean, whose utterances are heard at the original speed alone.
+    """
+    speeds = config.augment.speeds if kind == "train" else (1.0,)
+    targets_V: list[np.ndarray] = []
+    for speed in speeds:
+        targets: list[np.ndarray] = []
+        for model in models:
+            target_ND = stored_targets(
+                model,
+                manifest,
+                config,
+                ranks,
+                kind=kind,
+                speed=speed,
+            )
+            targets.append(target_ND)
+        targets_V.append(np.concatenate(targets, axis=1))
+    return np.stack(targets_V)
+
+
+def frames_of_speeds(
+    model: TeacherModel, manifest: Manifest, config: Config, ranks: Ranks
+) -> list[StoredTargets]:
+    """Return the teacher's embeddings and frames at each speed."""
+    folders: dict[float, Path] = {}
+    for speed in config.augment.speeds:
+        folders[speed] = target_stem(model, config, kind=kind_at("frames", speed))
+    return stored_frames(
+        model.embedder,
+        manifest,
+        ranks,
+        folders=folders,
+        model_sha256=model.sha256,
+        crop_samples=crop_samples(config),
     )
 
 
@@ -374,6 +419,11 @@ def target_stem(model: TeacherModel, config: Config, *, kind: str) -> Path:
     return folder / f"{names}-{kind}-{model.sha256[:12]}"
 
 
+def kind_at(kind: str, speed: float) -> str:
+    """Return the kind of targets of utterances that are played at a speed."""
+    return kind if speed == 1.0 else f"{kind}-speed{speed:g}"
+
+
 def stored_targets(
     model: TeacherModel,
     manifest: Manifest,
@@ -381,24 +431,30 @@ def stored_targets(
     ranks: Ranks,
     *,
     kind: str,
+    speed: float = 1.0,
 ) -> np.ndarray:
     """Return target_ND, unit vectors of whole utterances, computed once and kept beside the data.
 
     Finished chunks are kept if the computation is interrupted, and tables of another teacher or
-    other utterances are not used. kind: train, mean or valid.
+    other utterances are not used. kind: train, mean or valid. speed: at which they are played.
     """
     if not len(manifest):
         return np.zeros((0, model.embed_dim), dtype=np.float32)
-    stem = target_stem(model, config, kind=kind)
+    stem = target_stem(model, config, kind=kind_at(kind, speed))
     ranks.on_first(lambda: check_writable(Path(f"{stem}.json")))
+    facts: dict[str, Any] = {"precision": "fp32"}
+    # Tables that earlier versions wrote have the original speed.
+    if speed != 1.0:
+        facts["speed"] = speed
+    embedder = at_speed(model.embedder, speed)
     table = plan_extraction(
         stem,
         manifest,
-        model.embedder,
+        embedder,
         model_sha256=model.sha256,
-        facts={"precision": "fp32"},
+        facts=facts,
     )
-    _compute(table, model, ranks)
+    _compute(table, model, embedder, ranks)
     finished = table.read()
     if finished is None:
         raise ValueError(
@@ -409,8 +465,13 @@ def stored_targets(
     return finished.emb_ND / np.maximum(norm_N1, 1e-12)
 
 
-def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
-    """Compute the missing chunks of a table, a share on each rank, and join them."""
+def _compute(
+    table: Extraction, model: TeacherModel, embedder: Any, ranks: Ranks
+) -> None:
+    """Compute the missing chunks of a table, a share on each rank, and join them.
+
+    embedder: of the model, at the speed of the table.
+    """
     todo = ranks.on_first(lambda: table.todo((1, 1)))
     if todo is None:
         return
@@ -425,11 +486,11 @@ def _compute(table: Extraction, model: TeacherModel, ranks: Ranks) -> None:
     with sharing_threads() as num_threads:
         for chunk in todo[ranks.rank :: ranks.world_size]:
             embedded = embed_batches(
-                model.embedder,
+                embedder,
                 table.pieces,
                 table.chunks[chunk],
                 device=ranks.device,
-                num_workers=num_readers(model.embedder, ranks),
+                num_workers=num_readers(embedder, ranks),
                 num_threads=num_threads,
             )
             embeddings = [emb_BD for _, emb_BD in embedded]

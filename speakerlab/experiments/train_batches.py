@@ -1,4 +1,7 @@
-"""Micro-batches of a training: the order of the crops, and the data workers that read them."""
+"""Micro-batches of a training: the order of the crops, and the data workers that read them.
+
+Letters: N training utterances, V speeds, D dimensions of a teacher.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -45,9 +48,9 @@ class TrainBatches:
     augment: Augment
     ranks: Ranks
     plan: BatchPlan
-    # A teacher's embedding of each training utterance; None without stored targets.
-    target_ND: np.ndarray | None = None
-    target_frames: TargetFrames | None = None  # its frames; None without stored ones
+    # A teacher's embedding at each speed of each training utterance; None without stored targets.
+    target_VND: np.ndarray | None = None
+    target_frames: Sequence[TargetFrames] = ()  # its frames at each speed
 
     def __post_init__(self) -> None:
         config = self.config
@@ -177,7 +180,7 @@ class TrainBatches:
             shared_draws=self.shared_draws,
             # The first views of an utterance, which are not augmented.
             clean_crops=config.views.clean if config.task == "ssl" else 0,
-            target_ND=self.target_ND,
+            target_KND=self.target_VND,
             target_frames=self.target_frames,
             draws_of_parts=draws_of_corpora(config, self.augment.draws),
         )

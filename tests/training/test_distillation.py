@@ -18,6 +18,7 @@ from speakerlab.experiments.consistency import load_same_config
 from speakerlab.experiments.hardware import start_rank
 from speakerlab.experiments.teachers import load_teacher
 from speakerlab.experiments.validation import PairValidation, TeacherValidation
+from speakerlab.frontend.augment.speed import resampler
 from speakerlab.inference import extraction
 from speakerlab.models import frames
 from speakerlab.training.signals import Signals
@@ -223,7 +224,7 @@ def test_a_student_has_nothing_of_what_its_teachers_embeddings_have_in_common(
     """Also before it has learned."""
     training = begin("exp", UTTERANCE)
     train_set = training.source.corpus.train
-    target_ND = training.source.target_ND
+    (target_ND,) = training.source.target_VND
     assert len(target_ND) == len(train_set)
     wave_BS = torch.randn(3, 8000)
     emb_BD = training.embedder.eval()(wave_BS).detach().numpy()
@@ -249,6 +250,58 @@ def test_the_teacher_hears_the_drawn_voice_without_the_channel(begin):
     assert torch.equal(clean.x_B, augmented.x_B)
     assert torch.equal(clean.batch.target_BD, voice.batch.target_BD)
     assert not torch.equal(clean.batch.target_BD, augmented.batch.target_BD)
+
+
+@pytest.mark.parametrize("targets", [UTTERANCE, STORED])
+def test_an_utterance_has_a_target_for_each_speed(begin, teacher, targets):
+    import speakerlab
+
+    speeds = [1.0, 0.8, 1.25]
+    training = begin("exp", targets, f"augment.speeds={speeds}")
+    train_set = training.source.corpus.train
+    model = speakerlab.load(teacher)
+    for number, speed in enumerate(speeds):
+        wave_S = train_set.read(0, 0, int(train_set.num_samples_N[0]))
+        played_1S = resampler(speed)(torch.from_numpy(wave_S)[None].float() / 32768)
+        emb_D = model.embed(played_1S[0].numpy())
+        target_D = training.source.target_VND[number, 0]
+        np.testing.assert_allclose(target_D, emb_D / np.linalg.norm(emb_D), atol=1e-4)
+
+    batch = first_inputs(training).batch
+    speed_B = speed_indices(batch)
+    assert set(speed_B) == {0, 1, 2}
+    expected_BD = training.source.target_VND[speed_B, batch.row_B]
+    assert np.array_equal(batch.target_BD, expected_BD)
+
+
+def test_frames_at_a_speed_are_those_of_what_the_student_hears(begin, teacher):
+    # Played at 1.25, an utterance of 0.8 s is as long as a crop: its frames are all in the crop.
+    options = ["augment.telephone_prob=0", "augment.speeds=[1.0,1.25]"]
+    training = begin("exp", STORED, *options, "data.crop_seconds=0.64")
+    batch = first_inputs(training).batch
+    wave_BS = training.trainer.task.augment.voices(batch)
+    seconds_B = training.source.corpus.train.num_samples_N[batch.row_B] / 16000
+    rows: list[int] = []
+    for row, speed in enumerate(speed_indices(batch)):
+        if speed == 1 and seconds_B[row] == 0.8:
+            rows.append(row)
+    assert rows
+
+    embedder = load_teacher(str(teacher)).embedder.eval()
+    with torch.no_grad(), embedder.noting_frames() as noted:
+        embedder(wave_BS[rows])
+    frames_RCT = noted.take()
+    error = (batch.target_BCT[rows].float() - frames_RCT).abs().max()
+    assert error < 2e-3 * frames_RCT.abs().max()
+
+
+def speed_indices(batch) -> list[int]:
+    """Return the index of the speed of each row."""
+    speed_B = [0] * len(batch.row_B)
+    for draws in batch.draws["speed"]:
+        for row in draws.rows.tolist():
+            speed_B[row] = draws.group
+    return speed_B
 
 
 def test_the_views_of_a_crop_share_its_place_its_voice_and_its_target(begin):
@@ -372,10 +425,8 @@ def test_stored_frames_are_kept_while_teacher_and_data_are_the_same(
 def test_frames_of_long_utterances_follow_window_by_window(begin, publish_to, folder):
     windowed, _, _ = publish_to("windowed", *TEACHER, "model.max_seconds=0.5")
     training = begin("exp", STORED, teachers=[windowed])
-    frames = training.source.target_frames
-    assert frames is not None
-    whole = begin("whole", STORED).source.target_frames
-    assert whole is not None
+    (frames,) = training.source.target_frames
+    (whole,) = begin("whole", STORED).source.target_frames
     # At the end of a window, a frame may be lost; the first of each window is kept.
     num_lost_N = whole.num_frames_N - frames.num_frames_N
     assert set(num_lost_N.tolist()) <= {-1, 0, 1}
@@ -564,7 +615,6 @@ def test_settings_that_do_nothing_are_refused(begin, options, line):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ([UTTERANCE, "augment.speeds=[1.0,0.9]"], "augment.speeds"),
         ([UTTERANCE, "augment.pitch_prob=0.5"], "augment.pitch_prob"),
         ([CLEAN, LABELS, "augment.formants_prob=0.5"], "augment.formants_prob"),
         (["task=verification", "augment.pitch_prob=0.5"], "augment.pitch_prob"),
