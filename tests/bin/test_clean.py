@@ -1,7 +1,10 @@
 """The command `clean`: what it finds in recordings, what it repeats, and refusals."""
 
 import logging
+import re
+from collections import Counter
 
+import clean_claims
 import numpy as np
 import pytest
 from refusals import refuses
@@ -91,6 +94,48 @@ def test_wrong_labels_and_copies_are_dropped(make_exp, wrong_data, tmp_path, cap
     assert f"{out}: {len(left)} of 51 utterances, 10 of 10 speakers" in shown
     assert f"other speaker: {count_of(len(dropped) - 1, 'utterance')} dropped" in shown
     assert "duplicates: 1 utterance dropped" in shown
+
+
+def test_the_check_of_what_is_found_cleans_as_the_command_does(
+    make_exp, wrong_data, tmp_path
+):
+    """With planted faults, of which the command gets a data directory."""
+    exp = make_exp("exp")
+    corpus = clean_claims.embed_corpus(str(exp), wrong_data)
+    planting = clean_claims.plant(corpus, 0.05, seed=0)
+    wavs = tables.read_table(wrong_data / "wav.scp")
+    planted = tmp_path / "planted"
+    tables.write_data_dir(
+        planted,
+        wavs={name: wavs[name.removesuffix("-again")] for name in planting.ids},
+        speakers=dict(zip(planting.ids, planting.speakers)),
+    )
+    check_data_dirs([planted])
+    clean.main(arguments_for(exp, planted, tmp_path / "out"))
+    found = []
+    for line in (tmp_path / "out" / FINDINGS).read_text().splitlines()[1:]:
+        found.append(line.split("\t")[:5])
+    expected = []
+    for finding in planting.clean(far=0.01).findings:
+        expected.append(finding.line().split("\t")[:5])
+    assert found == expected
+    kinds = Counter(row[1] for row in found)
+    assert kinds["duplicate"] == 2  # one of the corpus, one planted
+    assert kinds["other-speaker"] >= 2
+
+
+def test_the_check_of_what_is_found_prints_a_table(make_exp, wrong_data, capsys):
+    exp = make_exp("exp")
+    places = ["--model", str(exp), "--data", str(wrong_data)]
+    exit_code = clean_claims.main([*places, "--plantings", "2", "--wrong", "0.1"])
+    shown, failures = capsys.readouterr()
+    assert "51 utterances of 10 speakers; findings in the corpus as it is: " in shown
+    assert f"duplicate: {COPY} spk4-0" in shown
+    assert "10.0 % wrong labels, 2 plantings" in shown
+    assert re.search(r"^\| wrong labels \| \d+ of 10, ", shown, re.M)
+    assert re.search(r"^\| copies \| 2 of 2, 100.0 % \|", shown, re.M)
+    assert re.search(r"^\| speakers divided into two \| \d+ of 10, ", shown, re.M)
+    assert exit_code == bool(failures)
 
 
 def test_a_repeated_cleaning_does_nothing(
