@@ -37,9 +37,8 @@ from speakerlab.experiments import cleaning
 
 COPIED_SHARE = 0.01
 NUM_DIVIDED = 5  # speakers
-MIN_DIVIDED = (
-    4  # utterances; a speaker of one utterance is never listed as the same person
-)
+# Utterances of a divided speaker: one with a single utterance is never listed as the same person.
+MIN_DIVIDED = 4
 MIN_FOUND = 0.8  # of the faults of each kind
 MAX_DROPPED = 0.02  # of the good utterances
 Z = float(norm.ppf(0.975))
