@@ -151,15 +151,15 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     for card_gb, memory in card_plans:
         batch = None
         try:
-            batch = memory.batch()
+            batch = memory.plan_batch()
             result = describe_batch(memory, batch)
         # The table also has rows for cards that are too small.
         except MemoryTooSmall as error:
             refusals.append(error)
             result = f"refused: {error}"
         precision = memory.footprint.precision
-        size = f"{memory.footprint.crop / 2**20:{len(size_head)}.1f}"
-        num_fitting = f"{memory.fit:{len(fit_head)}}"
+        size = f"{memory.footprint.saved_per_crop / 2**20:{len(size_head)}.1f}"
+        num_fitting = f"{memory.max_crops:{len(fit_head)}}"
         print_wrapped(
             f"  {card_gb:2g} GB   {precision:6}   {size}   {num_fitting}   {result}"
         )
@@ -197,13 +197,18 @@ def print_parts(
     memory: "Memory", batch: "BatchPlan", card_gb: float, unit: str
 ) -> None:
     """Print what takes the memory of a card, and the batch; the parts add up to the card."""
-    from speakerlab.experiments.planning import GPU_USABLE_SHARE, taken_before
+    from speakerlab.experiments.planning import (
+        GPU_USABLE_SHARE,
+        taken_before,
+        why_fewer,
+    )
 
     free_gib = memory.free / 2**30
-    crops_gib = batch.micro_batch * memory.crop / 2**30
+    crops_gib = batch.micro_batch * memory.peak_per_crop / 2**30
+    state_gib = memory.state_and_libraries / 2**30
     parts = {
         **taken_before(memory.world_size),
-        "libraries, weights, gradients and optimizer": memory.state / 2**30,
+        "libraries, weights, gradients and optimizer": state_gib,
         "noise and rooms": memory.bank_bytes / 2**30,
         f"{batch.micro_batch} {unit}s": crops_gib,
     }
@@ -214,7 +219,7 @@ def print_parts(
     for name, gib in parts.items():
         print(f"    {gib:6.2f} GiB  {name}")
     print_wrapped(f"    {batch}")
-    reason = memory.why_fewer(batch, memory.fit)
+    reason = why_fewer(memory, batch, memory.max_crops)
     if reason:
         print_wrapped(f"    {reason}")
 

@@ -366,7 +366,7 @@ def train_as_rank(
                 config,
                 ranks,
                 signals,
-                below=args.below_micro_batch,
+                too_large=args.below_micro_batch,
             )
         if earlier is not None:
             other_ranks.log_other_ranks(config, earlier, training.trainer.plan)

@@ -1,7 +1,9 @@
 """Crops, batches and draws, which pass from the data workers to training.
 
-Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins,
-D dimensions of a teacher, C channels of its frames, K local speakers, F frames of a segmentation.
+Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames (of features,
+of a teacher or of a segmentation network; each has its own rate), F mel bins, D dimensions of a
+teacher, C channels of its frames, K local speakers.
+
 Every random draw travels here; the modules that apply the draws are deterministic.
 """
 
@@ -68,7 +70,7 @@ class Crop:
     # float16, a teacher's frames of the crop; None before they are read, and without stored ones.
     target_CT: np.ndarray | None = None
     # int8, who speaks in each output frame of a segmentation network; None for other tasks.
-    speech_KF: np.ndarray | None = None
+    speech_KT: np.ndarray | None = None
     # Of a simulated conversation (data/conversations.py); none of a crop of one utterance.
     turns: tuple[PlacedTurn, ...] = ()
 
@@ -91,7 +93,7 @@ class Batch(NamedTuple):
     # Frames of a teacher, float16 where they are stored; None unless `distil.frame_weight` is set.
     target_BCT: Tensor | None = None
     # int8, who speaks in each frame (data/conversations.py); None unless the task is segmentation.
-    speech_BKF: Tensor | None = None
+    speech_BKT: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the same batch on `device`; the copy does not block where the memory is pinned."""

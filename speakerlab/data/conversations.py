@@ -8,7 +8,7 @@ their own; a room and noise are added to the whole window by the augmentation (f
 
 As in data/loader.py, every draw is a function of (seed, attempt, epoch, position), so a window
 does not depend on the number of workers and ranks, and a resume repeats it.
-Letters: K local speakers, F frames of the network's output, S samples of a window, N utterances,
+Letters: K local speakers, T frames of the network's output, S samples of a window, N utterances,
 P speakers.
 """
 
@@ -238,12 +238,12 @@ class ConversationCrops(TrainCrops):
         # Not by its turns: in a simulated window, too, nobody may speak.
         if self._speakers_around(crop.row) is not None:
             mixed_S, active_KS = self._mix(crop.turns)
-            speech_KF = label_frames(active_KS, self.grid)
-            crop = replace(crop, wave_S=mixed_S, speech_KF=speech_KF)
+            speech_KT = label_frames(active_KS, self.grid)
+            crop = replace(crop, wave_S=mixed_S, speech_KT=speech_KT)
         else:
             wave_S = self.fetch(crop)
-            speech_KF = self._label(crop.row, crop.first)
-            crop = replace(crop, wave_S=wave_S, speech_KF=speech_KF)
+            speech_KT = self._label(crop.row, crop.first)
+            crop = replace(crop, wave_S=wave_S, speech_KT=speech_KT)
         return self.reencoded(crop)
 
     def fetch(self, crop: Crop) -> np.ndarray:
@@ -390,7 +390,7 @@ class ConversationCrops(TrainCrops):
         return wave_S, voiced_S[part]
 
     def _label(self, row: int, first: int) -> np.ndarray:
-        """Return speech_KF of a window of a recording."""
+        """Return speech_KT of a window of a recording."""
         reference = self._reference(row)
         grid = self.grid
         end_of_window = first + self.crop_samples
@@ -400,20 +400,20 @@ class ConversationCrops(TrainCrops):
             if turn.start < end_of_window and turn.end > first
         ]
         names = sorted({turn.speaker for turn in turns})
-        active_KF = np.zeros((len(names), grid.num_frames), dtype=bool)
+        active_KT = np.zeros((len(names), grid.num_frames), dtype=bool)
         for turn in turns:
             frames = grid.covered(turn.start - first, turn.end - first)
-            active_KF[names.index(turn.speaker), frames] = True
+            active_KT[names.index(turn.speaker), frames] = True
 
-        is_known_F = np.zeros(grid.num_frames, dtype=bool)
+        is_known_T = np.zeros(grid.num_frames, dtype=bool)
         for start, end in reference.regions:
             frames = grid.covered(start - first, end - first)
-            is_known_F[frames] = True
+            is_known_T[frames] = True
         # After the end of a recording shorter than a window, nobody speaks.
         length = int(self.manifest.num_samples_N[row])
         frames = grid.covered(length - first, self.crop_samples)
-        is_known_F[frames] = True
-        return keep_most_active(active_KF, is_known_F)
+        is_known_T[frames] = True
+        return keep_most_active(active_KT, is_known_T)
 
     def _reference(self, row: int) -> Reference:
         """Return the truth about the recording in a row."""
@@ -447,23 +447,23 @@ def fade_ends(wave_S: np.ndarray, num_fade: int) -> None:
 
 
 def label_frames(active_KS: np.ndarray, grid: FrameGrid) -> np.ndarray:
-    """Return speech_KF, int8: whether each speaker speaks in the middle of a frame."""
-    middle_F = np.round(grid.first + grid.hop * np.arange(grid.num_frames))
-    active_KF = active_KS[:, middle_F.astype(np.int64)]
-    return keep_most_active(active_KF, np.ones(grid.num_frames, dtype=bool))
+    """Return speech_KT, int8: whether each speaker speaks in the middle of a frame."""
+    middle_T = np.round(grid.first + grid.hop * np.arange(grid.num_frames))
+    active_KT = active_KS[:, middle_T.astype(np.int64)]
+    return keep_most_active(active_KT, np.ones(grid.num_frames, dtype=bool))
 
 
-def keep_most_active(active_KF: np.ndarray, is_known_F: np.ndarray) -> np.ndarray:
-    """Return speech_KF, int8, of the MAX_SPEAKERS who speak most, padded with zeros.
+def keep_most_active(active_KT: np.ndarray, is_known_T: np.ndarray) -> np.ndarray:
+    """Return speech_KT, int8, of the MAX_SPEAKERS who speak most, padded with zeros.
 
     Frames in which another one speaks, for whom the network has no output, become UNKNOWN.
     """
     # Stable, so that speakers with equally many frames keep their order.
-    num_frames_K = active_KF.sum(axis=1)
+    num_frames_K = active_KT.sum(axis=1)
     order_K = np.argsort(-num_frames_K, kind="stable")
-    chosen_KF = active_KF[order_K[:MAX_SPEAKERS]]
-    others_KF = active_KF[order_K[MAX_SPEAKERS:]]
-    speech_KF = np.zeros((MAX_SPEAKERS, active_KF.shape[1]), dtype=np.int8)
-    speech_KF[: len(chosen_KF)] = chosen_KF
-    speech_KF[:, ~is_known_F | others_KF.any(axis=0)] = UNKNOWN
-    return speech_KF
+    chosen_KT = active_KT[order_K[:MAX_SPEAKERS]]
+    others_KT = active_KT[order_K[MAX_SPEAKERS:]]
+    speech_KT = np.zeros((MAX_SPEAKERS, active_KT.shape[1]), dtype=np.int8)
+    speech_KT[: len(chosen_KT)] = chosen_KT
+    speech_KT[:, ~is_known_T | others_KT.any(axis=0)] = UNKNOWN
+    return speech_KT

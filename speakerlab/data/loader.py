@@ -317,8 +317,8 @@ def collate(crops: Sequence[Crop]) -> Batch:
     target_frames: list[np.ndarray] = []
     speech_frames: list[np.ndarray] = []
     for crop in crops:
-        if crop.speech_KF is not None:
-            speech_frames.append(crop.speech_KF)
+        if crop.speech_KT is not None:
+            speech_frames.append(crop.speech_KT)
         if crop.target_D is not None:
             targets.append(crop.target_D)
         if crop.target_CT is not None:
@@ -332,7 +332,7 @@ def collate(crops: Sequence[Crop]) -> Batch:
         draws=_stack_draws(crops),
         target_BD=torch.from_numpy(np.stack(targets)) if targets else None,
         target_BCT=_stack_frames(target_frames),
-        speech_BKF=_stack_frames(speech_frames),
+        speech_BKT=_stack_frames(speech_frames),
     )
 
 

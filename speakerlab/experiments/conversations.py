@@ -1,7 +1,7 @@
 """Conversations of the task `segmentation`: their truth, their windows, and the local DER of some.
 
 In: the directories of a training, with `ref.rttm` (and `ref.uem`, if only parts have turns) or with
-`utt2spk`. Letters: K local speakers, F frames, B windows, C sets of speakers.
+`utt2spk`. Letters: K local speakers, T frames, B windows, C sets of speakers.
 """
 
 import math
@@ -264,20 +264,20 @@ class SegmentationValidation:
             batch = collate(crops)
             wave_BS = self.augment(batch.to(device))
             self.augment.take_silent()
-            log_prob_BFC = segmenter(wave_BS)
-            best_BF = log_prob_BFC.argmax(dim=2)
-            best_BFC = F.one_hot(best_BF, NUM_SETS).cpu().numpy()
-            is_finite_B = log_prob_BFC.isfinite().all(dim=2).all(dim=1)
-            assert batch.speech_BKF is not None
-            speech_BKF = batch.speech_BKF.numpy()
-            for index, best_FC, speech_KF, is_finite in zip(
+            log_prob_BTC = segmenter(wave_BS)
+            best_BT = log_prob_BTC.argmax(dim=2)
+            best_BTC = F.one_hot(best_BT, NUM_SETS).cpu().numpy()
+            is_finite_B = log_prob_BTC.isfinite().all(dim=2).all(dim=1)
+            assert batch.speech_BKT is not None
+            speech_BKT = batch.speech_BKT.numpy()
+            for index, best_TC, speech_KT, is_finite in zip(
                 indices,
-                best_BFC,
-                speech_BKF,
+                best_BTC,
+                speech_BKT,
                 is_finite_B.tolist(),
             ):
                 part = self.part_of[index]
-                errors[part, FRAME_COLUMNS] += local_errors(best_FC, speech_KF)
+                errors[part, FRAME_COLUMNS] += local_errors(best_TC, speech_KT)
                 errors[part, NOT_FINITE] += not is_finite
         return errors
 

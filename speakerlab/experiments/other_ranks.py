@@ -15,7 +15,7 @@ from speakerlab.experiments.planning import configured_micro_batch
 from speakerlab.experiments.run_log import recorded_facts
 from speakerlab.training.batch_size import (
     BatchPlan,
-    divide_global_batch,
+    BatchRequest,
     micro_batches,
 )
 from speakerlab.training.checkpoint import was_begun
@@ -76,15 +76,14 @@ def keep_bn_batch(config: Config, earlier: EarlierPlan, world_size: int) -> Conf
     # The earlier micro-batch and smaller ones fit into the memory; larger ones may not.
     sizes.sort(key=lambda size: (size > before, abs(size - before)))
     for size in sizes:
-        plan = divide_global_batch(
+        request = BatchRequest(
             global_batch=config.training.global_batch,
             world_size=world_size,
             micro_batch=size,
             bn_batch=config.training.bn_batch,
             join_ranks=config.runtime.sync_bn == "auto",
-            limit=max,
         )
-        if plan.bn_batch == earlier.bn_batch:
+        if request.bn_batch_of(size) == earlier.bn_batch:
             runtime = config.runtime.model_copy(update={"micro_batch": size})
             return config.model_copy(update={"runtime": runtime})
     return config

@@ -28,6 +28,7 @@ from speakerlab.training import batch_size
 from speakerlab.training.batch_size import (
     ENOUGH_CROPS,
     BatchPlan,
+    BatchRequest,
     MemoryTooSmall,
     micro_batches,
 )
@@ -105,7 +106,7 @@ class Footprint:
     momentum: int  # all state of the optimizer
 
     @property
-    def crop(self) -> float:
+    def saved_per_crop(self) -> float:
         """Return bytes per crop; the gradients of logits are as large as the saved logits."""
         return self.backbone_crop + 2 * self.head_crop
 
@@ -117,18 +118,33 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Memory:
-    """Free memory of a rank's device before the model is loaded, and the training's footprint."""
+    """Memory of a rank's device, and what a training takes of it, in bytes.
+
+    A card of 11 GB, for example, has place for 76 crops of 0.103 GB:
+
+        nominal                      11.00 GB
+        - taken_bytes                 0.65     by the driver and CUDA, before the training starts
+        = free                       10.35
+        x usable_share                9.52     the other 8 % are a reserve
+        - state_and_libraries         1.10     weights, gradients, optimizer and libraries
+        - bank_bytes                  0.50     noise and rooms
+        = bytes_for_crops             7.92
+    """
 
     config: Config
     footprint: Footprint
-    free: float  # bytes
+    free: float  # before the model is loaded
     on_gpu: bool = True
     world_size: int = 1
     bank_bytes: float = 0.0  # of noise and RIRs that will be loaded
-    taken_bytes: float = 0.0  # of the nominal memory, before the free one is measured
+    taken_bytes: float = 0.0  # 0 where the free memory is measured
     key: str = "--gpu-mem"  # the option for more memory, in messages
     # The 16-bit format to propose, in messages.
     half_precision: str = "bf16 (fp16 where the GPU has no bf16)"
+
+    @property
+    def nominal(self) -> float:
+        return self.free + self.taken_bytes
 
     @property
     def is_configured(self) -> bool:
@@ -143,136 +159,137 @@ class Memory:
         return GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
     @property
-    def crop(self) -> float:
-        """Return the bytes that each crop takes."""
-        return self.footprint.crop * TRANSIENT_SHARE
-
-    @property
-    def fit(self) -> int:
-        """Return the number of crops that fit."""
-        return max(int(self._for_crops() / self.crop), 0)
-
-    def left(self, num_crops: int) -> float:
-        """Return the bytes of a GPU that a training with so many crops leaves for noise.
-
-        The share that `auto` never plans, the reserve, is not among them.
-        """
-        usable = self.free * GPU_USABLE_SHARE
-        return max(usable - self.fixed - num_crops * self.crop, 0.0)
-
-    def require(self, most: int, least: int) -> int:
-        """Return `most`, the crops that fit on every rank; ValueError with fixes if too few."""
-        if most >= least:
-            return most
-        config = self.config
-
-        # Each fix is enough by itself; the least harmful comes first.
-        fixes: list[str] = []
-        length_key = "data.crop_seconds"
-        if build.why_undivided(config):
-            length_key = "training.global_batch"
-        else:
-            fixes += self._smaller_micro_batch(most)
-        if self.footprint.precision == "fp32" and self._for_crops() > 0:
-            fixes.append(f"runtime.precision={self.half_precision}")
-        missing = least * self.crop - self._for_crops()
-        if self.bank_bytes >= missing:
-            fixes.append(f"less than {_gb(self.bank_bytes)} GB of noise and rooms")
-        fixes.append(f"{_gb(self._enough_for(least))} GB")
-        fixes.append(f"a lower {length_key} or a smaller model")
-
-        key = "runtime.micro_batch" if self.is_configured else self.key
-        unit, length = build.batch_unit(config)
-        raise MemoryTooSmall(
-            f"{key}: {least} {unit}s{length} in {self.footprint.precision} do not fit in "
-            f"{_gb(self._nominal)} GB, {most} do; use {', '.join(fixes)}"
-        )
-
-    def why_fewer(self, batch: BatchPlan, most: int) -> str:
-        """Return why a rank has fewer crops than `training.bn_batch`, and what changes it.
-
-        most: crops that fit on every rank. Empty if memory is not the reason.
-        """
-        bn_batch = self.config.training.bn_batch
-        if self.is_configured or bn_batch is None:
-            return ""
-        # The next larger size would not fit.
-        sizes = micro_batches(batch.global_batch, batch.world_size)
-        larger = [size for size in sizes if batch.micro_batch < size <= bn_batch]
-        if not larger or larger[0] <= most:
-            return ""
-
-        unit, _ = build.batch_unit(self.config)
-        choice = f"BatchNorm sees {batch.bn_batch}"
-        fix = f"{larger[0]} {unit}s"
-        if batch.joined_ranks > 1:
-            # The ranks of a group exchange moments forward, and sums of gradients backward.
-            choice = (
-                f"a rank takes {batch.micro_batch}, and {batch.joined_ranks} ranks share"
-                f" BatchNorm's statistics of {batch.bn_batch} {unit}s, with two"
-                " exchanges per layer and micro-batch"
-            )
-            if larger[0] >= ENOUGH_CROPS:
-                fix += ", without exchanges,"
-        fix += f" need {_gb(self._enough_for(larger[0]))} GB"
-        if self.footprint.precision == "fp32" and self.on_gpu:
-            fix += f" or runtime.precision={self.half_precision}"
-        if batch.joined_ranks > 1:
-            fix += (
-                f"; with runtime.sync_bn=off, BatchNorm sees {batch.micro_batch},"
-                " without exchanges"
-            )
-        return (
-            f"training.bn_batch: {bn_batch} {unit}s do not fit in"
-            f" {_gb(self._nominal)} GB ({self.key}), {most} do: {choice}; {fix}"
-        )
-
-    def _smaller_micro_batch(self, most: int) -> list[str]:
-        """Return the setting of the largest micro-batch that fits; empty if none does."""
-        sizes = micro_batches(self.config.training.global_batch, self.world_size)
-        fitting = [size for size in sizes if size <= most]
-        if fitting == [1] and why_not_single(self.config):
-            return []
-        if not fitting:
-            return []
-        setting = f"runtime.micro_batch={fitting[-1]}"
-        if not self.is_configured:
-            setting += " (too few for a good BatchNorm)"
-        return [setting]
-
-    @property
-    def _nominal(self) -> float:
-        return self.free + self.taken_bytes
-
-    def _enough_for(self, num_crops: int) -> float:
-        """Return the nominal memory, in bytes, in which so many crops fit."""
-        missing = num_crops * self.crop - self._for_crops()
-        # Only the usable share of additional memory counts.
-        return self._nominal + missing / self.usable_share
-
-    def _for_crops(self) -> float:
-        return int(self.free) * self.usable_share - self.fixed
-
-    @property
-    def state(self) -> float:
+    def state_and_libraries(self) -> float:
         """Return the bytes of weights, gradients and optimizer; on a GPU also of libraries."""
         state = self.footprint.state(self.world_size)
-        if self.on_gpu:
-            state = GPU_FIXED_BYTES + max(state - STATE_IN_RESERVE, 0)
-        return state
+        if not self.on_gpu:
+            return state
+        return GPU_FIXED_BYTES + max(state - STATE_IN_RESERVE, 0)
 
     @property
     def fixed(self) -> float:
         """Return the bytes that do not depend on the number of crops."""
-        return self.state + self.bank_bytes
+        return self.state_and_libraries + self.bank_bytes
 
-    def batch(self) -> BatchPlan:
+    @property
+    def bytes_for_crops(self) -> float:
+        """Return the bytes that are left for crops; negative if not even the model fits."""
+        return int(self.free) * self.usable_share - self.fixed
+
+    @property
+    def peak_per_crop(self) -> float:
+        """Return the bytes that each crop takes at the peak of a step."""
+        return self.footprint.saved_per_crop * TRANSIENT_SHARE
+
+    @property
+    def max_crops(self) -> int:
+        """Return the number of crops that fit."""
+        return max(int(self.bytes_for_crops / self.peak_per_crop), 0)
+
+    def missing_for(self, num_crops: int) -> float:
+        """Return the bytes that are missing for so many crops; negative if they fit."""
+        return num_crops * self.peak_per_crop - self.bytes_for_crops
+
+    def nominal_for(self, num_crops: int) -> float:
+        """Return the nominal memory in which so many crops fit."""
+        # Only the usable share of additional memory counts.
+        return self.nominal + self.missing_for(num_crops) / self.usable_share
+
+    def left(self, num_crops: int) -> float:
+        """Return the bytes of a GPU that a training with so many crops leaves for noise.
+
+        Noise never takes the reserve, not even where a configured micro-batch may.
+        """
+        usable = self.free * GPU_USABLE_SHARE
+        return max(usable - self.fixed - num_crops * self.peak_per_crop, 0.0)
+
+    def require(self, max_crops: int, least: int) -> int:
+        """Return the crops that fit on every rank; MemoryTooSmall with fixes if below `least`."""
+        if max_crops < least:
+            raise _too_small_error(self, max_crops, least)
+        return max_crops
+
+    def plan_batch(self) -> BatchPlan:
         """Return the batch plan for such devices; ValueError in the same cases as in training."""
+        request = _batch_request(self.config, self.world_size)
+        limit = partial(self.require, self.max_crops)
+        return batch_size.divide_global_batch(request, limit)
 
-        def limit(sizes: list[int]) -> int:
-            return self.require(self.fit, sizes[0])
 
-        return _divide_configured_batch(self.config, self.world_size, limit)
+def _too_small_error(memory: Memory, max_crops: int, least: int) -> MemoryTooSmall:
+    """Return the error where `max_crops` fit on every rank, fewer than the `least` allowed."""
+    config = memory.config
+    is_undivided = bool(build.why_undivided(config))
+
+    # Each fix is enough by itself; the least harmful comes first.
+    fixes: list[str] = []
+    if not is_undivided:
+        fixes += _smaller_micro_batch(memory, max_crops)
+    # Activations take half in 16 bits, but not the weights, gradients and moments.
+    if memory.footprint.precision == "fp32" and memory.bytes_for_crops > 0:
+        fixes.append(f"runtime.precision={memory.half_precision}")
+    if memory.bank_bytes >= memory.missing_for(least):
+        fixes.append(f"less than {_gb(memory.bank_bytes)} GB of noise and rooms")
+    fixes.append(f"{_gb(memory.nominal_for(least))} GB")
+    size_key = "training.global_batch" if is_undivided else "data.crop_seconds"
+    fixes.append(f"a lower {size_key} or a smaller model")
+
+    key = "runtime.micro_batch" if memory.is_configured else memory.key
+    unit, length = build.batch_unit(config)
+    return MemoryTooSmall(
+        f"{key}: {least} {unit}s{length} in {memory.footprint.precision} do not fit in "
+        f"{_gb(memory.nominal)} GB, {max_crops} do; use {', '.join(fixes)}"
+    )
+
+
+def _smaller_micro_batch(memory: Memory, max_crops: int) -> list[str]:
+    """Return the setting of the largest micro-batch that fits; empty if none does."""
+    sizes = micro_batches(memory.config.training.global_batch, memory.world_size)
+    fitting = [size for size in sizes if size <= max_crops]
+    if not fitting:
+        return []
+    if fitting == [1] and why_not_single(memory.config):
+        return []
+    setting = f"runtime.micro_batch={fitting[-1]}"
+    if not memory.is_configured:
+        setting += " (too few for a good BatchNorm)"
+    return [setting]
+
+
+def why_fewer(memory: Memory, batch: BatchPlan, max_crops: int) -> str:
+    """Return why a rank has fewer crops than `training.bn_batch`, and what changes it.
+
+    max_crops: those that fit on every rank. Empty if memory is not the reason.
+    """
+    bn_batch = memory.config.training.bn_batch
+    if memory.is_configured or bn_batch is None:
+        return ""
+    sizes = micro_batches(batch.global_batch, batch.world_size)
+    larger_sizes = [size for size in sizes if batch.micro_batch < size <= bn_batch]
+    if not larger_sizes or larger_sizes[0] <= max_crops:
+        return ""
+    next_size = larger_sizes[0]
+
+    unit, _ = build.batch_unit(memory.config)
+    problem = (
+        f"training.bn_batch: {bn_batch} {unit}s do not fit in {_gb(memory.nominal)} GB"
+        f" ({memory.key}), {max_crops} do"
+    )
+    fix = f"{_gb(memory.nominal_for(next_size))} GB"
+    if memory.footprint.precision == "fp32" and memory.on_gpu:
+        fix += f" or runtime.precision={memory.half_precision}"
+    if batch.joined_ranks == 1:
+        return f"{problem}: BatchNorm sees {batch.bn_batch}; {next_size} {unit}s need {fix}"
+
+    # The ranks of a group exchange moments forward, and sums of gradients backward.
+    without_exchanges = ", without exchanges," if next_size >= ENOUGH_CROPS else ""
+    return (
+        f"{problem}: a rank takes {batch.micro_batch}, and {batch.joined_ranks} ranks"
+        f" share BatchNorm's statistics of {batch.bn_batch} {unit}s, with two exchanges"
+        f" per layer and micro-batch; {next_size} {unit}s{without_exchanges} need {fix};"
+        f" with runtime.sync_bn=off, BatchNorm sees {batch.micro_batch}, without"
+        " exchanges"
+    )
 
 
 def card_memory(
@@ -547,9 +564,9 @@ def _build_powerset(config: Config, backbone: Any) -> LossMemory:
 
     def compare(num_windows: int) -> Tensor:
         shape = (num_windows, num_frames, backbone.num_sets)
-        log_prob_BFC = torch.zeros(shape, requires_grad=True)
-        speech_BKF = torch.zeros(num_windows, loss.max_speakers, num_frames)
-        return loss(log_prob_BFC, speech_BKF)[0]
+        log_prob_BTC = torch.zeros(shape, requires_grad=True)
+        speech_BKT = torch.zeros(num_windows, loss.max_speakers, num_frames)
+        return loss(log_prob_BTC, speech_BKT)[0]
 
     return LossMemory(
         crops=[Crops(num_crops=1, num_samples=num_samples)],
@@ -684,12 +701,12 @@ def plan_device(
     num_classes: int,
     precision: str,
     banks: BankBytes = NO_BANKS,
-    below: int | None = None,
+    too_large: int | None = None,
 ) -> DevicePlan:
     """Plan the batch and the place of the noise from the free memory of all ranks.
 
-    num_classes: of the whole head; 0 without labels. precision: fp32, bf16 or fp16. below: only
-    choose a smaller micro-batch, after one of this size ran out of memory.
+    num_classes: of the whole head; 0 without labels. precision: fp32, bf16 or fp16.
+    too_large: a micro-batch that ran out of memory; the plan has a smaller one.
 
     Raises ValueError, with fixes, if the rooms or the smallest micro-batch do not fit.
     """
@@ -701,9 +718,10 @@ def plan_device(
     if noise_on_device and not noise_gets_rest:
         bank_bytes += banks.noise
 
-    # The free memory of a host is too uncertain to refuse a configured size: the largest size fits.
+    request = _batch_request(config, ranks.world_size, too_large)
+    # The free memory of a host is too uncertain to refuse a configured size.
     if not on_gpu and configured_micro_batch(config) is not None:
-        batch = _divide_configured_batch(config, ranks.world_size, max, below)
+        batch = batch_size.divide_global_batch(request, limit=None)
         recomputes_layers = config.runtime.checkpoint_layers is True
         return DevicePlan(batch, noise_on_device, recomputes_layers)
 
@@ -718,25 +736,21 @@ def plan_device(
 
     memory = fitting_memory(config, ranks.world_size, measure)
     # The rank with the least memory decides for all ranks, here and below.
-    most = min(ranks.gather_objects(memory.fit))
-    batch = _divide_configured_batch(
-        config,
-        ranks.world_size,
-        lambda sizes: memory.require(most, sizes[0]),
-        below,
-    )
-    reason = memory.why_fewer(batch, most)
+    max_crops = min(ranks.gather_objects(memory.max_crops))
+    limit = partial(memory.require, max_crops)
+    batch = batch_size.divide_global_batch(request, limit)
+    reason = why_fewer(memory, batch, max_crops)
     if reason:
         log.info("%s", reason)
 
     if noise_gets_rest and banks.noise:
         # After running out of memory, the freed memory stays free.
-        num_crops = max(batch.micro_batch, below or 0)
+        num_crops = max(batch.micro_batch, too_large or 0)
         left = min(ranks.gather_objects(memory.left(num_crops)))
         noise_on_device = banks.noise <= left
         if not noise_on_device:
-            limit = banks.rooms + left
-            _report_noise(banks, limit, "that the training leaves on the GPU")
+            free_for_banks = banks.rooms + left
+            _report_noise(banks, free_for_banks, "that the training leaves on the GPU")
     recomputes_layers = memory.config.runtime.checkpoint_layers is True
     return DevicePlan(batch, noise_on_device, recomputes_layers)
 
@@ -754,7 +768,7 @@ def fitting_memory(
     memory = measure(config)
     is_open = config.is_pretrained and config.runtime.checkpoint_layers == "auto"
     share = config.training.global_batch // world_size
-    if not is_open or memory.fit >= min(share, ENOUGH_CROPS):
+    if not is_open or memory.max_crops >= min(share, ENOUGH_CROPS):
         return memory
     runtime = config.runtime.model_copy(update={"checkpoint_layers": True})
     return measure(config.model_copy(update={"runtime": runtime}))
@@ -824,21 +838,19 @@ def _measure_memory(
     )
 
 
-def _divide_configured_batch(
+def _batch_request(
     config: Config,
     world_size: int,
-    limit: Callable[[list[int]], int],
-    below: int | None = None,
-) -> BatchPlan:
-    """Divide the configured global batch; limit and below as in `divide_global_batch`."""
-    return batch_size.divide_global_batch(
+    too_large: int | None = None,
+) -> BatchRequest:
+    """Return what the configuration asks of the division of its global batch."""
+    return BatchRequest(
         global_batch=config.training.global_batch,
         world_size=world_size,
         micro_batch=configured_micro_batch(config),
         bn_batch=config.training.bn_batch,
-        undivided=build.why_undivided(config),
         join_ranks=config.runtime.sync_bn == "auto",
-        limit=limit,
-        below=below,
+        why_undivided=build.why_undivided(config),
         why_not_single=partial(why_not_single, config),
+        too_large=too_large,
     )

@@ -79,12 +79,12 @@ def start_training(
     ranks: Ranks,
     signals: Signals,
     *,
-    below: int | None = None,
+    too_large: int | None = None,
 ) -> Training:
     """Read the corpus, build all parts of a training, and record its start in run.json.
 
-    init: the model to start from. below: only use micro-batches smaller than this, after one of
-    this size ran out of memory.
+    init: the model to start from. too_large: a micro-batch that ran out of memory; a smaller one is
+    used.
     """
     precision = choose_precision(config, ranks)
     run_log.log_device(exp_dir, config, ranks, precision)
@@ -107,7 +107,7 @@ def start_training(
         precision,
         ranks,
         signals,
-        below=below,
+        too_large=too_large,
         teaching=teaching,
     )
     facts = {
@@ -145,7 +145,7 @@ def build_training(
     ranks: Ranks,
     signals: Signals,
     *,
-    below: int | None = None,
+    too_large: int | None = None,
     teaching: Teaching | None = None,
 ) -> Training:
     """Build all parts of a training on a corpus; teaching: only in the task `distil`."""
@@ -160,7 +160,7 @@ def build_training(
         num_classes=len(classes),
         precision=precision.name,
         banks=bank_sizes(config, corpus),
-        below=below,
+        too_large=too_large,
     )
     plan = device_plan.batch
     corpus = replace(corpus, noise_on_device=device_plan.noise_on_device)
@@ -218,8 +218,8 @@ def build_training(
         task.augment,
         ranks,
         plan,
-        target_ND=None if teaching is None else teaching.train_target_ND,
-        target_frames=None if teaching is None else teaching.train_frames,
+        target_VND=None if teaching is None else teaching.train_target_VND,
+        target_frames=() if teaching is None else teaching.train_frames,
     )
     # If the run was extended, the returned configuration also lists the earlier numbers of epochs
     # (`training.extended`): the learning rate decays again from the step of each extension.

@@ -19,9 +19,10 @@ other classes that are drawn at random. This saves memory and time in steps 2 to
 In: emb_BD and label_B of this rank. Out: the mean loss over the embeddings of all ranks, the same
 on each rank, and a boolean per embedding of this rank, true if it was classified correctly.
 
-The position of a target is given in two ways. The row of a label is its index into the rows of this
-rank. The place of a label is its index into the rows that the step compares with. Without sampled
-classes, the two are the same.
+A target, the class of a label, has two indices on the rank that holds it: its row, among all rows
+of the rank, and its place, among the rows that a step compares with. For example, rank 1 of 2 holds
+the classes 5 to 9, and 6 and 9 take part in a step. Then class 9 has row 4 and place 1. Without
+sampled classes all rows are compared, and place and row are the same.
 
 Letters: B embeddings of a rank, W ranks, G embeddings of all ranks, C classes of this rank, S rows
 of this rank that a step compares with, D embedding; x_1G broadcasts over rows.
@@ -144,12 +145,17 @@ class ShardedHead(Head):
             prepared_BD = self.prepare(emb_BD)
             prepared_GD: Any = _GatherEmbeddings.apply(prepared_BD, shards)
             label_G = shards.gather(label_B)
-            comparison = self._choose_classes(label_G, margin)
+            if self.sampled_share == 1:
+                rows = self._all_rows(label_G)
+            else:
+                rows = self._sample_rows(label_G)
             outputs: Any = _ShardedSoftmax.apply(
                 prepared_GD,
                 self.weight_CD,
                 self.bias_C,
-                comparison,
+                self,
+                margin,
+                rows,
             )
         loss, is_correct_G = outputs
 
@@ -157,39 +163,46 @@ class ShardedHead(Head):
         is_correct_of_ranks = is_correct_G.chunk(shards.world_size)
         return loss, is_correct_of_ranks[shards.rank]
 
-    def _choose_classes(self, label_G: Tensor, margin: float | Tensor) -> "_Comparison":
-        """Choose the rows of this rank that take part, and find the targets among them."""
+    def _all_rows(self, label_G: Tensor) -> "_StepRows":
+        """Compare with all rows of this rank."""
+        first_class, end_class = self.row_range
+        return _StepRows(
+            index_S=None,
+            num_rows=end_class - first_class,
+            target_place_G=label_G - first_class,
+        )
+
+    def _sample_rows(self, label_G: Tensor) -> "_StepRows":
+        """Compare with the rows that take part in this step: drawn classes, and all targets.
+
+        For example, this rank holds the classes 10 to 14, of which 11 and 13 are drawn, and the
+        labels are 14, 11 and 27:
+
+            takes part, by row    no, yes, no, yes, yes
+            index_S               1, 3, 4, 0, 2, of which the last two are masked
+            target_place_G        2, 0, and -1 for 27, which another rank holds
+        """
         first_class, end_class = self.row_range
         num_classes = end_class - first_class  # C
-        label_row_G = label_G - first_class
-        if self.sampled_share == 1:
-            return _Comparison(
-                head=self,
-                margin=margin,
-                row_S=None,
-                num_rows=num_classes,
-                # Outside of 0..C - 1 where another rank holds the target.
-                place_G=label_row_G,
-            )
-
-        # Labels are used as indices below. The labels of other ranks would be out of range, so they
-        # all point to an extra entry at the end.
-        is_here_G = (label_row_G >= 0) & (label_row_G < num_classes)
-        entry_G = label_row_G.where(is_here_G, num_classes)
         is_drawn_C = sample_classes(
             (first_class, end_class),
             key=self.key,
             share=self.sampled_share,
             device=label_G.device,
         )
+
+        # The targets of other ranks are no rows here. They all point to an extra entry at the end,
+        # because to leave them out would wait for the GPU.
+        target_row_G = label_G - first_class
+        is_here_G = (target_row_G >= 0) & (target_row_G < num_classes)
+        entry_G = target_row_G.where(is_here_G, num_classes)
         takes_part = F.pad(is_drawn_C, (0, 1))  # C + 1 entries
         takes_part.scatter_(0, entry_G, True)
 
-        # The running sum numbers the rows that take part from 1, and places count from 0. The place
-        # -1 stands for a target of another rank.
-        numbers = takes_part.cumsum(0)
-        place_G = numbers[entry_G] - 1
-        place_G = place_G.where(is_here_G, -1)
+        # The place of a row that takes part is the number of such rows before it.
+        places = takes_part.cumsum(0) - 1
+        target_place_G = places[entry_G]
+        target_place_G = target_place_G.where(is_here_G, -1)
 
         # The host does not know how many rows take part: to ask would wait for the GPU. So S is an
         # upper bound. Rows that take part come first, in order; the rows that fill the rest up to S
@@ -198,19 +211,20 @@ class ShardedHead(Head):
         order_C = is_masked_C.argsort(stable=True)
         max_rows = self._max_sampled_rows(len(label_G))
         # If more took part, which EXCESS_PROBABILITY rules out, the last ones would be left out.
-        row_S = order_C[:max_rows]
-        is_masked_S = is_masked_C[row_S]
-        return _Comparison(
-            head=self,
-            margin=margin,
-            row_S=row_S,
-            num_rows=len(row_S),
-            place_G=place_G,
+        index_S = order_C[:max_rows]
+        is_masked_S = is_masked_C[index_S]
+        return _StepRows(
+            index_S=index_S,
+            num_rows=len(index_S),
+            target_place_G=target_place_G,
             is_masked_S1=is_masked_S.unsqueeze(1),
         )
 
     def _max_sampled_rows(self, num_targets: int) -> int:
-        """Return a bound on the number of rows of this rank that take part."""
+        """Return a bound on the number of rows of this rank that take part.
+
+        Of 10,000 rows and a share of 0.1, it is 1262 and the number of targets.
+        """
         first_class, end_class = self.row_range
         num_classes = end_class - first_class  # C
         # The number of drawn rows has a binomial distribution. By Bernstein's inequality it exceeds
@@ -264,30 +278,24 @@ class ShardedHead(Head):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Comparison:
-    """What a step compares with what: the rows of this rank, and each target's place among them.
+class _StepRows:
+    """The rows of this rank that a step compares with, and each target's place among them."""
 
-    `_ShardedSoftmax` takes this one object besides tensors, so head and margin are here, too.
-    """
-
-    head: ShardedHead
-    margin: float | Tensor
-    # Indices into the rows of this rank; None: all rows in order.
-    row_S: Tensor | None
+    # Of each place, the index into the rows of this rank; None: all rows in order.
+    index_S: Tensor | None
     num_rows: int  # S
-    # The place of each target. Outside of 0..S - 1 where another rank holds it. Without sampled
-    # classes: below 0 if a lower rank holds it, S or more if a higher one does. So the smaller of
-    # two places is the lower class, which `_ShardedSoftmax` needs to know where two similarities
-    # are equal. With sampled classes: always -1.
-    place_G: Tensor
-    # Rows of `row_S` that do not take part; None: all rows take part.
+    # Outside of 0..S - 1 where another rank holds the target. Without sampled classes it is below 0
+    # if a lower rank holds it, and S or more if a higher one does: so a smaller place always is a
+    # lower class, as `_find_wrong` needs. With sampled classes it is -1.
+    target_place_G: Tensor
+    # Places whose rows do not take part; None: all take part.
     is_masked_S1: Tensor | None = None
 
     def index_of(self, start: int, stop: int) -> slice | Tensor:
         """Return the index, into this rank's rows, of the places start..stop - 1."""
-        if self.row_S is None:
+        if self.index_S is None:
             return slice(start, stop)
-        return self.row_S[start:stop]
+        return self.index_S[start:stop]
 
     def swap_targets(self, block_SG: Tensor, start: int, value_G: Tensor) -> Tensor:
         """Replace the values at the targets, in place; return the old values.
@@ -295,14 +303,16 @@ class _Comparison:
         block_SG: rows from the place `start` on. A target outside of the block changes nothing;
         its old value is returned as 0, so that the results of all blocks can be added.
         """
-        block_place_G = self.place_G - start
+        # For example, in a block of 3 rows from the place 4 on, the targets 5, 2 and 9 have the
+        # rows 1, -2 and 5, and only the first is inside.
         block_rows = len(block_SG)
-        is_inside_G = (block_place_G >= 0) & (block_place_G < block_rows)
+        target_row_G = self.target_place_G - start
+        is_inside_G = (target_row_G >= 0) & (target_row_G < block_rows)
         is_inside_1G = is_inside_G.unsqueeze(0)
 
-        # A place outside of the block would raise, and boolean selection of the places inside would
-        # wait for the GPU. So outside places read a row at the edge and write it back.
-        nearest_G = block_place_G.clamp(0, block_rows - 1)
+        # To index with the targets outside would raise, and to select those inside would wait for
+        # the GPU. So the targets outside read a row at the edge, and write it back: 1, 0 and 2.
+        nearest_G = target_row_G.clamp(0, block_rows - 1)
         nearest_1G = nearest_G.unsqueeze(0)
         old_1G = block_SG.gather(0, nearest_1G)
         value_1G = value_G.unsqueeze(0)
@@ -340,12 +350,22 @@ class _GatherEmbeddings(torch.autograd.Function):
 class _ShardedSoftmax(torch.autograd.Function):
     """Cross-entropy of all embeddings over the classes of all ranks, and which are correct.
 
-    In: prepared emb_GD, and this rank's rows. The backward pass is written by hand for memory:
-    autograd would keep several matrices (S, G), and this keeps one, the similarities. All other
-    tensors with a row per class are computed block by block, in both directions.
+    In: prepared embeddings, and this rank's rows before `prepare`. The backward pass is written by
+    hand for memory: autograd would keep several matrices (S, G), and this keeps one, the
+    similarities. All other tensors with a row per class are computed block by block, in both
+    directions.
 
     In the matrix the similarities to the targets are -inf, so that they do not count in sums and
     maxima over rows. The target counts with its hardened logit, which is the same on every rank.
+
+    For example, scale is 10, and an embedding has the similarities 0.5 and 0.3 to the two rows of
+    rank 0, and 0.4 and 0.1 to those of rank 1. Its target is the first class, and a margin lowers
+    the target's similarity to 0.3:
+
+        rank 0   row of the matrix  -inf, 0.3   target 0.5   exp(3 - 4)
+        rank 1   row of the matrix   0.4, 0.1   target 0     exp(4 - 4) + exp(1 - 4)
+        all      largest logit 4, target's logit 3, sum of exponentials with the target's 1.786
+                 loss = 4 + log(1.786) - 3 = 1.58
     """
 
     @staticmethod
@@ -354,35 +374,33 @@ class _ShardedSoftmax(torch.autograd.Function):
         emb_GD: Tensor,
         weight_CD: Tensor,
         bias_C: Tensor | None,
-        comparison: _Comparison,
+        head: ShardedHead,
+        margin: float | Tensor,
+        rows: _StepRows,
     ) -> tuple[Tensor, Tensor]:
-        head = comparison.head
         shards = head.shards
-        similarities = _compare(emb_GD, weight_CD, bias_C, comparison)
-        similarity_SG = similarities.similarity_SG
-        largest_G = similarities.largest_G
+        similarities = _compare(emb_GD, weight_CD, bias_C, head, rows)
         # One rank holds a target; the others add 0.
-        target_similarity_G = shards.sum(similarities.target_similarity_G)
-
+        target_similarity_G = shards.sum(similarities.of_target_G)
         is_wrong_here_G = _find_wrong(
             similarities,
             target_similarity_G,
-            target_place_G=comparison.place_G,
+            target_place_G=rows.target_place_G,
         )
 
-        # The second output, the gradient of `harden`, is used for slope_G below.
-        target_logit_G, harden_gradient = _differentiate(
-            lambda similarity_G: head.harden(similarity_G, comparison.margin),
-            target_similarity_G,
-        )
+        # The graph is for the slope below; in a custom function, autograd is off.
+        with torch.enable_grad():
+            target_similarity_G = target_similarity_G.detach().requires_grad_()
+            graph_logit_G = head.harden(target_similarity_G, margin)
+        target_logit_G = graph_logit_G.detach()
 
         # log(sum of exponentials), with the largest logit subtracted first against overflow. All
         # ranks subtract the same one, or else their sums could not be added.
-        largest_of_ranks_G = shards.max(largest_G)
+        largest_of_ranks_G = shards.max(similarities.largest_G)
         top_G = torch.maximum(head.scale * largest_of_ranks_G, target_logit_G)
         sum_G = torch.zeros_like(top_G)
-        for start, stop in blocks_of(comparison.num_rows):
-            logits_SG = similarity_SG[start:stop].mul(head.scale)
+        for start, stop in blocks_of(rows.num_rows):
+            logits_SG = similarities.matrix_SG[start:stop].mul(head.scale)
             exp_SG = logits_SG.sub_(top_G).exp_()
             sum_G += exp_SG.sum(0)
 
@@ -394,23 +412,28 @@ class _ShardedSoftmax(torch.autograd.Function):
         sum_G, num_wrong_G = shards.sum(stacked_2G)
         is_correct_G = num_wrong_G == 0
 
-        # The rows have -inf at the target, so its hardened logit is added only here.
+        # The matrix has -inf at the target, so its hardened logit is added only here.
         target_exp_G = (target_logit_G - top_G).exp()
         log_sum_G = top_G + (sum_G + target_exp_G).log()
         loss = (log_sum_G - target_logit_G).mean()
 
         # d loss / d target similarity: (probability of the target - 1) times the slope of `harden`.
         # `harden` takes each similarity by itself, so the gradient of ones is the slope of each.
-        slope_G = harden_gradient(torch.ones_like(target_logit_G))
+        (slope_G,) = torch.autograd.grad(
+            graph_logit_G,
+            target_similarity_G,
+            torch.ones_like(graph_logit_G),
+        )
         probability_G = (target_logit_G - log_sum_G).exp()
         target_grad_G = (probability_G - 1) * slope_G
 
-        ctx.comparison = comparison
+        ctx.head = head
+        ctx.rows = rows
         ctx.save_for_backward(
             emb_GD,
             weight_CD,
             bias_C,
-            similarity_SG,
+            similarities.matrix_SG,
             log_sum_G,
             target_grad_G,
         )
@@ -421,50 +444,54 @@ class _ShardedSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_loss: Tensor, _: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        comparison: _Comparison = ctx.comparison
+    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
+        head: ShardedHead = ctx.head
+        rows: _StepRows = ctx.rows
         emb_GD, weight_CD, bias_C = ctx.saved_tensors[:3]
-        similarity_SG, log_sum_G, target_grad_G = ctx.saved_tensors[3:]
-        scale = comparison.head.scale
+        matrix_SG, log_sum_G, target_grad_G = ctx.saved_tensors[3:]
         grad_per_embedding = grad_loss / len(emb_GD)  # the loss is a mean over G
 
         # The loop writes the gradients of the rows that it visits. The other rows do not take part,
         # and need a gradient of zero. If the loop visits all rows, the zeros would only cost time.
-        visits_all_rows = comparison.row_S is None
+        visits_all_rows = rows.index_S is None
         allocate = torch.empty_like if visits_all_rows else torch.zeros_like
         grad_GD = torch.zeros_like(emb_GD)
         grad_CD = allocate(weight_CD)
         grad_C = None if bias_C is None else allocate(bias_C)
 
-        for start, stop in blocks_of(comparison.num_rows):
+        for start, stop in blocks_of(rows.num_rows):
             # The gradient of the logit of a class that is not the target is its probability, which
             # is exp(-inf) = 0 at the targets and in masked rows.
-            logits_SG = similarity_SG[start:stop].mul(scale)
+            logits_SG = matrix_SG[start:stop].mul(head.scale)
             probability_SG = logits_SG.sub_(log_sum_G).exp_()
-            grad_SG = probability_SG.mul_(grad_per_embedding * scale)
+            grad_SG = probability_SG.mul_(grad_per_embedding * head.scale)
             # At the targets, the zeros are replaced by their gradients. `target_grad_G` already has
             # the scale, through the slope of `harden`.
-            comparison.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
+            rows.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
 
-            # The gradients of similarity_SG = prepare(rows) @ emb_GD.T + bias:
-            index = comparison.index_of(start, stop)
-            prepared_SD, row_gradient = _differentiate(
-                comparison.head.prepare,
-                weight_CD[index],
-            )
+            # The block is prepared again, now with a graph, instead of being kept.
+            index = rows.index_of(start, stop)
+            with torch.enable_grad():
+                weight_SD = weight_CD[index].detach().requires_grad_()
+                graph_SD = head.prepare(weight_SD)
+            prepared_SD = graph_SD.detach()
+
+            # The gradients of matrix_SG = prepared_SD @ emb_GD.T + bias:
             grad_GD.addmm_(grad_SG.T, prepared_SD)
-            grad_CD[index] = row_gradient(grad_SG @ emb_GD)
+            (grad_CD[index],) = torch.autograd.grad(
+                graph_SD, weight_SD, grad_SG @ emb_GD
+            )
             if grad_C is not None:
                 grad_C[index] = grad_SG.sum(1)
-        return grad_GD, grad_CD, grad_C, None
+        return grad_GD, grad_CD, grad_C, None, None, None
 
 
 class _Similarities(NamedTuple):
     """Similarities of all embeddings to the rows of this rank."""
 
-    similarity_SG: Tensor  # -inf at the targets, and in rows that do not take part
-    target_similarity_G: Tensor  # 0 where another rank holds the target
-    largest_G: Tensor  # of each column of `similarity_SG`
+    matrix_SG: Tensor  # -inf at the targets, and in rows that do not take part
+    of_target_G: Tensor  # 0 where another rank holds the target
+    largest_G: Tensor  # of each column of the matrix
     largest_place_G: Tensor  # first place with this value
 
 
@@ -472,29 +499,28 @@ def _compare(
     emb_GD: Tensor,
     weight_CD: Tensor,
     bias_C: Tensor | None,
-    comparison: _Comparison,
+    head: ShardedHead,
+    rows: _StepRows,
 ) -> _Similarities:
     """Compare prepared embeddings with the rows of this rank, block by block."""
     num_embeddings = len(emb_GD)
-    similarity_SG = emb_GD.new_empty(comparison.num_rows, num_embeddings)
-    target_similarity_G = emb_GD.new_zeros(num_embeddings)
-    minus_inf_G = torch.full_like(target_similarity_G, -torch.inf)
+    matrix_SG = emb_GD.new_empty(rows.num_rows, num_embeddings)
+    of_target_G = emb_GD.new_zeros(num_embeddings)
+    minus_inf_G = torch.full_like(of_target_G, -torch.inf)
     largest_G = minus_inf_G.clone()
-    largest_place_G = torch.zeros_like(comparison.place_G)
+    largest_place_G = torch.zeros_like(rows.target_place_G)
 
-    for start, stop in blocks_of(comparison.num_rows):
-        index = comparison.index_of(start, stop)
-        prepared_SD = comparison.head.prepare(weight_CD[index])
-        block_SG = similarity_SG[start:stop]
+    for start, stop in blocks_of(rows.num_rows):
+        index = rows.index_of(start, stop)
+        prepared_SD = head.prepare(weight_CD[index])
+        block_SG = matrix_SG[start:stop]
         torch.mm(prepared_SD, emb_GD.T, out=block_SG)
         if bias_C is not None:
             block_SG += bias_C[index].unsqueeze(1)
-        if comparison.is_masked_S1 is not None:
-            is_masked_S1 = comparison.is_masked_S1[start:stop]
-            block_SG.masked_fill_(is_masked_S1, -torch.inf)
+        if rows.is_masked_S1 is not None:
+            block_SG.masked_fill_(rows.is_masked_S1[start:stop], -torch.inf)
         # The target must not count as one of the other classes.
-        block_target_G = comparison.swap_targets(block_SG, start, minus_inf_G)
-        target_similarity_G += block_target_G
+        of_target_G += rows.swap_targets(block_SG, start, minus_inf_G)
 
         # The place changes only for a larger value, so the first of equal rows remains.
         block_largest_G, largest_in_block_G = block_SG.max(0)
@@ -503,8 +529,8 @@ def _compare(
         largest_place_G = torch.where(is_larger_G, new_place_G, largest_place_G)
         largest_G = torch.maximum(largest_G, block_largest_G)
     return _Similarities(
-        similarity_SG=similarity_SG,
-        target_similarity_G=target_similarity_G,
+        matrix_SG=matrix_SG,
+        of_target_G=of_target_G,
         largest_G=largest_G,
         largest_place_G=largest_place_G,
     )
@@ -528,23 +554,3 @@ def _find_wrong(
     wins_tie_G = is_tied_G & comes_first_G
     is_largest_G = target_similarity_G > largest_G
     return ~(is_largest_G | wins_tie_G)
-
-
-def _differentiate(
-    function: Callable[[Tensor], Tensor], x: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return function(x) and its vector-Jacobian product, a function that may be called once.
-
-    The product takes the gradient of function(x) and returns the gradient of x. A custom autograd
-    function runs without gradients, so `prepare` and `harden` are differentiated by a graph of
-    their own.
-    """
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        value = function(x)
-
-    def product(value_gradient: Tensor) -> Tensor:
-        (x_gradient,) = torch.autograd.grad(value, x, value_gradient)
-        return x_gradient
-
-    return value.detach(), product

@@ -1,10 +1,17 @@
-"""Micro-batch x ranks x accumulation = global batch.
+"""Divide the global batch: micro-batch x ranks x accumulation = global batch.
 
-Hardware never changes the global batch: memory only determines into how many pieces it is divided.
+The global batch is what a model learns from, so hardware never changes it: memory only determines
+into how many pieces it is divided. With a global batch of 256 crops on 2 ranks, the share of a rank
+is 128 crops. If 50 crops fit, each rank takes 4 micro-batches of 32, the largest divisor of its
+share that fits.
+
+The micro-batch also is the number of crops that BatchNorm normalises together, its batch. A model
+needs enough of them, and where memory allows fewer, ranks can share BatchNorm's statistics.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,133 +59,69 @@ class BatchPlan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest:
+    """What the division of a global batch must respect, apart from memory."""
+
+    global_batch: int
+    world_size: int
+    # runtime.micro_batch; None: the largest size that fits, and that BatchNorm can do with.
+    micro_batch: int | None = None
+    # training.bn_batch, the size of BatchNorm's batch to aim at; None: no wish.
+    bn_batch: int | None = None
+    # Ranks may share BatchNorm's statistics, to make up `bn_batch`.
+    join_ranks: bool = False
+    # Why a rank must compute its share at once, without accumulation; "" if it need not.
+    why_undivided: str = ""
+    # Returns why the model cannot be trained if BatchNorm has a single crop; "" if it can. It
+    # builds the model, so it is called only if that might happen.
+    why_not_single: Callable[[], str] = lambda: ""
+    # A micro-batch that ran out of memory: only smaller ones are allowed.
+    too_large: int | None = None
+
+    def joined_ranks(self, micro_batch: int) -> int:
+        """Return how many ranks share BatchNorm's statistics with such micro-batches.
+
+        For example, `bn_batch` is 64 on 6 ranks. With 16 crops each, 4 ranks would make up 64, but
+        6 ranks are no multiple of 4: groups of 3 share the statistics of 48 crops. With 32 crops,
+        BatchNorm has enough, and no rank shares.
+        """
+        if not self.join_ranks or not self.bn_batch:
+            return 1
+        if micro_batch >= ENOUGH_CROPS:
+            return 1
+        max_ranks = max(self.bn_batch // micro_batch, 1)
+        group_sizes = _divisors(self.world_size)
+        return max(size for size in group_sizes if size <= max_ranks)
+
+    def bn_batch_of(self, micro_batch: int) -> int:
+        """Return the number of crops that BatchNorm normalises together."""
+        return micro_batch * self.joined_ranks(micro_batch)
+
+
 def divide_global_batch(
-    *,
-    global_batch: int,
-    world_size: int,
-    micro_batch: int | None = None,
-    bn_batch: int | None = None,
-    join_ranks: bool = False,
-    below: int | None = None,
-    limit: Callable[[list[int]], int],
-    undivided: str = "",
-    why_not_single: Callable[[], str] = lambda: "",
+    request: BatchRequest,
+    limit: Callable[[int], int] | None = None,
 ) -> BatchPlan:
-    """Choose a micro-batch that makes up the global batch exactly.
+    """Choose the largest allowed micro-batch that fits into the memory.
 
-    micro_batch: fixed, or None for the largest divisor of a rank's share in 16..128 that fits.
-    bn_batch: preferred if it fits. join_ranks: if `bn_batch` does not fit, ranks with fewer than
-    `ENOUGH_CROPS` share BatchNorm's statistics; then a rank may have fewer than 16 crops, as long
-    as BatchNorm has 16. below: a micro-batch that ran out of memory; take the next smaller one.
-    limit: gets the candidate sizes, ascending, and returns how many crops fit; raises
-    MemoryTooSmall if not even the first size does. undivided: why a rank must compute its share at
-    once, without accumulation; "" if it need not. why_not_single: returns why the model cannot be
-    trained if BatchNorm has a single crop; "" if it can. It is called only if that might happen.
+    limit: gets the smallest allowed micro-batch, and returns how many crops fit, at least so many;
+    raises MemoryTooSmall if fewer fit. None: any number fits.
 
-    Raises ValueError, with the nearest valid sizes, if there is no such micro-batch.
+    Raises ValueError, with the nearest valid sizes, if no micro-batch is allowed.
     """
-    # Ascending, so the last divisor of a rank's share is the share itself.
-    divisors = micro_batches(global_batch, world_size)
-    share = divisors[-1]
-    if undivided:
-        if micro_batch not in (None, share):
-            raise ValueError(
-                f"runtime.micro_batch: {micro_batch}, but {undivided}; use {share}, or"
-                " a smaller training.global_batch"
-            )
-        micro_batch = share
-
-    # For each size: the number of ranks that share BatchNorm's statistics.
-    joined_ranks = dict.fromkeys(divisors, 1)
-    if join_ranks and bn_batch:
-        for size in divisors:
-            joined_ranks[size] = _count_joined_ranks(size, bn_batch, world_size)
-
-    sizes = _sizes_to_try(
-        divisors,
-        micro_batch=micro_batch,
-        bn_batch=bn_batch,
-        below=below,
-        joined_ranks=joined_ranks,
-    )
-    # Only with the smallest size can BatchNorm have a single crop.
-    smallest_bn_batch = sizes[0] * joined_ranks[sizes[0]]
-    problem = why_not_single() if smallest_bn_batch == 1 else ""
-    if problem:
-        sizes = _without_single(
-            sizes,
-            problem,
-            divisors=divisors,
-            micro_batch=micro_batch,
-            below=below,
-            world_size=world_size,
-        )
-    # Called once for all sizes: it measures the memory, and all ranks agree on the smallest result.
-    max_crops = limit(sizes)
-    fitting_sizes = [size for size in sizes if size <= max_crops]
-    size = max(fitting_sizes)
-    if below is not None:
-        reason = f"{below} ran out of memory"
-    elif micro_batch is not None:
-        reason = undivided or "as configured"
-    elif size == bn_batch:
-        reason = "auto: training.bn_batch fits"
-    elif max_crops < MAX_MICRO_BATCH:
-        reason = f"auto: memory allows {max_crops}"
-    else:
-        reason = "auto"
+    sizes = _allowed_sizes(request)
+    sizes = _without_single_crop(sizes, request)
+    max_crops = math.inf if limit is None else limit(sizes[0])
+    micro_batch = max(size for size in sizes if size <= max_crops)
+    crops_at_once = micro_batch * request.world_size
     return BatchPlan(
-        micro_batch=size,
-        accumulation=share // size,
-        world_size=world_size,
-        reason=reason,
-        joined_ranks=joined_ranks[size],
+        micro_batch=micro_batch,
+        accumulation=request.global_batch // crops_at_once,
+        world_size=request.world_size,
+        reason=_describe_choice(request, micro_batch, max_crops),
+        joined_ranks=request.joined_ranks(micro_batch),
     )
-
-
-def _without_single(
-    sizes: list[int],
-    problem: str,
-    *,
-    divisors: list[int],
-    micro_batch: int | None,
-    below: int | None,
-    world_size: int,
-) -> list[int]:
-    """Return the sizes without the first one, a single crop.
-
-    problem: why the model cannot be trained with a single crop. Raises an error with this text if
-    no other size is left. The other arguments are those of `divide_global_batch`.
-    """
-    if len(sizes) > 1:
-        return sizes[1:]
-    if below is not None:
-        raise MemoryTooSmall(
-            f"memory: a micro-batch of {below} does not fit, and {problem}; {REMEDY}"
-        )
-    if len(divisors) == 1:
-        remedy = f"use {2 * world_size}"
-        if world_size > 1:
-            remedy += ", or fewer ranks"
-        raise ValueError(
-            f"training.global_batch: {world_size} is a runtime.micro_batch of 1, but"
-            f" {problem}; {remedy}"
-        )
-    key = "training.bn_batch" if micro_batch is None else "runtime.micro_batch"
-    raise ValueError(f"{key}: 1, but {problem}; use {divisors[1]}")
-
-
-def _count_joined_ranks(size: int, bn_batch: int, world_size: int) -> int:
-    """Return how many ranks with `size` crops make up `bn_batch`; a divisor of all ranks."""
-    if size >= ENOUGH_CROPS:
-        return 1
-    max_ranks = max(bn_batch // size, 1)
-    num_ranks = 1
-    for count in range(1, max_ranks + 1):
-        # Groups must be of equal size.
-        if world_size % count == 0:
-            num_ranks = count
-    return num_ranks
 
 
 def micro_batches(global_batch: int, world_size: int) -> list[int]:
@@ -194,58 +137,149 @@ def micro_batches(global_batch: int, world_size: int) -> list[int]:
             f"training.global_batch: {global_batch} is not a multiple of the"
             f" {world_size} ranks; nearest are {nearest}"
         )
-    share = global_batch // world_size
-    return [size for size in range(1, share + 1) if share % size == 0]
+    return _divisors(global_batch // world_size)
 
 
-def _sizes_to_try(
-    divisors: list[int],
-    *,
-    micro_batch: int | None,
-    bn_batch: int | None,
-    below: int | None,
-    joined_ranks: Mapping[int, int],
-) -> list[int]:
-    """Return the sizes that `divide_global_batch` may choose, ascending; at least one."""
-    share = divisors[-1]
-    low = 1
-    high = MAX_MICRO_BATCH
-    min_bn_batch = min(MIN_MICRO_BATCH, share * joined_ranks[share])
-    if micro_batch is not None:
-        if micro_batch not in divisors:
-            by_distance = sorted(divisors, key=lambda size: abs(size - micro_batch))
-            nearest_sizes = sorted(by_distance[:2])
-            nearest = " and ".join(map(str, nearest_sizes))
+def _divisors(number: int) -> list[int]:
+    """Return all divisors of a number, ascending; the last one is the number itself."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _allowed_sizes(request: BatchRequest) -> list[int]:
+    """Return the micro-batches that the request allows, ascending; at least one."""
+    sizes = micro_batches(request.global_batch, request.world_size)
+    fixed = _fixed_size(request, sizes)
+    if request.too_large is not None:
+        return _smaller_sizes(request, fixed, sizes)
+    # A fixed size may be small for BatchNorm: it is the user's choice.
+    if fixed is not None:
+        return [fixed]
+    return _automatic_sizes(request, sizes)
+
+
+def _fixed_size(request: BatchRequest, sizes: list[int]) -> int | None:
+    """Return the only allowed micro-batch; None if it is chosen automatically.
+
+    sizes: those that divide a rank's share, here and in the functions below.
+    """
+    share = sizes[-1]
+    if request.why_undivided:
+        if request.micro_batch not in (None, share):
             raise ValueError(
-                f"runtime.micro_batch: {micro_batch} does not divide a rank's share of"
-                f" {share}; nearest are {nearest}"
+                f"runtime.micro_batch: {request.micro_batch}, but"
+                f" {request.why_undivided}; use {share}, or a smaller"
+                " training.global_batch"
             )
-        # Chosen by the user; the size may be small for BatchNorm.
-        low = micro_batch
-        high = micro_batch
-        min_bn_batch = 1
-    elif bn_batch in divisors:
-        high = bn_batch
-        min_bn_batch = min(min_bn_batch, bn_batch)
-    if below is not None:
-        # After running out of memory, any smaller size is better than none.
-        low = 1
-        high = min(high, below - 1)
-        min_bn_batch = 1
+        return share
 
-    sizes: list[int] = []
-    for size in divisors:
-        is_enough = size * joined_ranks[size] >= min_bn_batch
-        if low <= size <= high and is_enough:
-            sizes.append(size)
-    if not sizes and below is not None:
-        raise MemoryTooSmall(f"memory: a micro-batch of {below} does not fit; {REMEDY}")
-    if not sizes:
+    fixed = request.micro_batch
+    if fixed is not None and fixed not in sizes:
+        by_distance = sorted(sizes, key=lambda size: abs(size - fixed))
+        nearest_sizes = sorted(by_distance[:2])
+        nearest = " and ".join(map(str, nearest_sizes))
+        raise ValueError(
+            f"runtime.micro_batch: {fixed} does not divide a rank's share of"
+            f" {share}; nearest are {nearest}"
+        )
+    return fixed
+
+
+def _largest_automatic(request: BatchRequest, sizes: list[int]) -> int:
+    """Return the largest micro-batch to choose automatically: not more than BatchNorm is to see."""
+    if request.bn_batch in sizes:
+        return request.bn_batch
+    return MAX_MICRO_BATCH
+
+
+def _automatic_sizes(request: BatchRequest, sizes: list[int]) -> list[int]:
+    """Return the sizes that are not too large, and that give BatchNorm enough crops."""
+    largest = _largest_automatic(request, sizes)
+    # A small share, or a small training.bn_batch, is the user's choice.
+    share = sizes[-1]
+    min_bn_batch = min(MIN_MICRO_BATCH, request.bn_batch_of(share), largest)
+
+    allowed: list[int] = []
+    for size in sizes:
+        if size <= largest and request.bn_batch_of(size) >= min_bn_batch:
+            allowed.append(size)
+    if not allowed:
         raise ValueError(
             f"training.global_batch: a rank's share of {share} has no divisor from"
-            f" {min_bn_batch} to {high}; change it, or set runtime.micro_batch"
+            f" {min_bn_batch} to {largest}; change it, or set runtime.micro_batch"
         )
-    return sizes
+    return allowed
+
+
+def _smaller_sizes(
+    request: BatchRequest, fixed: int | None, sizes: list[int]
+) -> list[int]:
+    """Return the sizes below the one that ran out of memory: any of them is better than none.
+
+    But no smaller share may be computed at once than the loss needs: it would learn another thing.
+    """
+    assert request.too_large is not None
+    if request.why_undivided:
+        raise MemoryTooSmall(
+            f"memory: {request.too_large} crops at once do not fit, but"
+            f" {request.why_undivided}; {REMEDY}, or a smaller training.global_batch"
+        )
+    largest = _largest_automatic(request, sizes) if fixed is None else fixed
+    largest = min(largest, request.too_large - 1)
+    smaller = [size for size in sizes if size <= largest]
+    if not smaller:
+        raise MemoryTooSmall(
+            f"memory: a micro-batch of {request.too_large} does not fit; {REMEDY}"
+        )
+    return smaller
+
+
+def _without_single_crop(sizes: list[int], request: BatchRequest) -> list[int]:
+    """Return the sizes that give BatchNorm more than one crop, if the model needs that."""
+    # Only with the smallest size can BatchNorm have a single crop.
+    if request.bn_batch_of(sizes[0]) > 1:
+        return sizes
+    problem = request.why_not_single()
+    if not problem:
+        return sizes
+    if len(sizes) == 1:
+        raise _single_crop_error(request, problem)
+    return sizes[1:]
+
+
+def _single_crop_error(request: BatchRequest, problem: str) -> ValueError:
+    """Return the error where a single crop is the only micro-batch, with what to change."""
+    world_size = request.world_size
+    if request.too_large is not None:
+        return MemoryTooSmall(
+            f"memory: a micro-batch of {request.too_large} does not fit, and {problem};"
+            f" {REMEDY}"
+        )
+    if request.global_batch == world_size:
+        remedy = f"use {2 * world_size}"
+        if world_size > 1:
+            remedy += ", or fewer ranks"
+        return ValueError(
+            f"training.global_batch: {world_size} is a runtime.micro_batch of 1, but"
+            f" {problem}; {remedy}"
+        )
+    key = "training.bn_batch" if request.micro_batch is None else "runtime.micro_batch"
+    _, next_size, *_ = micro_batches(request.global_batch, world_size)
+    return ValueError(f"{key}: 1, but {problem}; use {next_size}")
+
+
+def _describe_choice(request: BatchRequest, micro_batch: int, max_crops: float) -> str:
+    """Return the reason for a micro-batch, where `max_crops` fit into the memory."""
+    if request.too_large is not None:
+        return f"{request.too_large} ran out of memory"
+    if request.why_undivided:
+        return request.why_undivided
+    if request.micro_batch is not None:
+        return "as configured"
+    if micro_batch == request.bn_batch:
+        return "auto: training.bn_batch fits"
+    if max_crops < MAX_MICRO_BATCH:
+        return f"auto: memory allows {max_crops}"
+    return "auto"
 
 
 def saved_bytes(

@@ -85,7 +85,7 @@ def test_a_window_is_a_function_of_seed_attempt_epoch_and_position(voices):
         same = again[slot]
         assert same.turns == crop.turns
         np.testing.assert_array_equal(same.wave_S, crop.wave_S)
-        np.testing.assert_array_equal(same.speech_KF, crop.speech_KF)
+        np.testing.assert_array_equal(same.speech_KT, crop.speech_KT)
     assert len({crop.turns for crop in first}) == len(first)
     for seed, attempt in ((4, 0), (3, 1)):
         other = make_crops(voices, [None], seed=seed, attempt=attempt)
@@ -111,7 +111,7 @@ def test_turns_are_speech_of_their_speakers_and_never_overlap_themselves(voices)
         # Different people have different numbers, and the speaker of the row may take part.
         assert len(set(speaker_of.values())) == len(speaker_of)
         counts.add(len(speaker_of))
-        num_overlapping += (crop.speech_KF.sum(axis=0) > 1).any()
+        num_overlapping += (crop.speech_KT.sum(axis=0) > 1).any()
     assert counts == {1, 2, 3}
     assert 10 < num_overlapping < 55
 
@@ -123,17 +123,17 @@ def test_frames_are_labelled_where_a_speaker_speaks(voices):
     crops = make_crops(voices, [None])
     for position in range(20):
         crop = crops[0, position, 0]
-        active_KF = np.zeros((3, GRID.num_frames), dtype=int)
+        active_KT = np.zeros((3, GRID.num_frames), dtype=int)
         for frame in range(GRID.num_frames):
             middle = GRID.first + frame * GRID.hop
             for turn in crop.turns:
                 if turn.start <= middle < turn.start + turn.num_samples:
-                    active_KF[turn.speaker, frame] = 1
-        np.testing.assert_array_equal(np.sort(active_KF, 0), np.sort(crop.speech_KF, 0))
+                    active_KT[turn.speaker, frame] = 1
+        np.testing.assert_array_equal(np.sort(active_KT, 0), np.sort(crop.speech_KT, 0))
     # Only what is found to be speech counts, also in the middle of an utterance.
     halves = make_crops(voices, [None], find_speech=second_half)
     shares = [
-        halves[0, p, 0].speech_KF.sum() / crops[0, p, 0].speech_KF.sum()
+        halves[0, p, 0].speech_KT.sum() / crops[0, p, 0].speech_KT.sum()
         for p in range(20)
     ]
     assert 0.3 < np.mean(shares) < 0.7
@@ -173,15 +173,15 @@ def test_windows_of_recordings_have_their_turns(meetings):
         assert abs(int(crop.wave_S[0]) - crop.first // 10) <= 1
         firsts.add(crop.first)
         assert 0 <= crop.first <= 3 * RATE
-        times_F = crop.first + GRID.first + GRID.hop * np.arange(GRID.num_frames)
-        number_F = sum((turn.start <= times_F) & (times_F < turn.end) for turn in turns)
-        np.testing.assert_array_equal(crop.speech_KF.sum(axis=0), number_F)
+        times_T = crop.first + GRID.first + GRID.hop * np.arange(GRID.num_frames)
+        number_T = sum((turn.start <= times_T) & (times_T < turn.end) for turn in turns)
+        np.testing.assert_array_equal(crop.speech_KT.sum(axis=0), number_T)
     assert len(firsts) > 45
     # A shorter recording is filled up with silence.
     crop = crops[0, 0, short]
     assert crop.first == 0
     assert not crop.wave_S[RATE:].any()
-    assert crop.speech_KF.sum(axis=1).tolist() == [5, 0, 0]
+    assert crop.speech_KT.sum(axis=1).tolist() == [5, 0, 0]
     assert crops.starts(long) == [0, 2 * RATE]
     assert crops.starts(short) == [0]
 
@@ -203,18 +203,18 @@ def test_frames_outside_of_the_regions_are_unknown(meetings):
     assert in_second.min() >= 2.0 * RATE
     assert in_second.max() <= 2.5 * RATE
     window = replace(drawn[0], first=round(0.5 * RATE))
-    speech_KF = crops.read(window).speech_KF
+    speech_KT = crops.read(window).speech_KT
     # Known from 0 to 1 s and from 1.5 s on, counted from the start of the window.
-    assert speech_KF[0].tolist() == [1] * 10 + [UNKNOWN] * 5 + [1] * 5
-    assert (speech_KF[1] == speech_KF[0].clip(max=0)).all()
+    assert speech_KT[0].tolist() == [1] * 10 + [UNKNOWN] * 5 + [1] * 5
+    assert (speech_KT[1] == speech_KT[0].clip(max=0)).all()
 
 
 def test_a_fourth_speaker_is_left_out_with_the_frames():
-    active_KF = np.zeros((4, 6), dtype=bool)
-    active_KF[0, :1] = active_KF[1, 1:4] = active_KF[2, 3:5] = active_KF[3, 4:] = True
-    active_KF[0, 0] = True
-    speech_KF = keep_most_active(active_KF, np.array([True] * 5 + [False]))
-    assert speech_KF.tolist() == [
+    active_KT = np.zeros((4, 6), dtype=bool)
+    active_KT[0, :1] = active_KT[1, 1:4] = active_KT[2, 3:5] = active_KT[3, 4:] = True
+    active_KT[0, 0] = True
+    speech_KT = keep_most_active(active_KT, np.array([True] * 5 + [False]))
+    assert speech_KT.tolist() == [
         [UNKNOWN, 1, 1, 1, 0, UNKNOWN],
         [UNKNOWN, 0, 0, 1, 1, UNKNOWN],
         [UNKNOWN, 0, 0, 0, 1, UNKNOWN],
@@ -229,5 +229,5 @@ def test_nobody_may_speak_in_a_simulated_window(voices):
     assert silent
     crop = crops.read(silent[0])
     assert crop.wave_S.shape == (CROP,) and not crop.wave_S.any()
-    assert not crop.speech_KF.any()
+    assert not crop.speech_KT.any()
     assert len(crops.fetch(silent[0])) == 0

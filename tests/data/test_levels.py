@@ -1,6 +1,7 @@
 """Levels that no recording of speech has are found; speech of any level is not suspected."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from speakerlab.data.levels import (
     find_other_sound,
     find_padding,
     find_shortness,
+    is_white,
     measure,
 )
 
@@ -191,6 +193,16 @@ def test_a_tone_after_a_block_of_silence_is_measured():
     assert levels.spread_db < 0.1
     # Only the first block is looked at.
     assert find_other_sound(wave_S, levels, sample_rate=RATE) is None
+
+
+def test_white_noise_after_a_block_of_silence_is_found():
+    silence_S = np.zeros(audio.BLOCK_SAMPLES, dtype=np.float32)
+    noise_S = np.random.default_rng(0).standard_normal(len(silence_S)) * 0.1
+    # The mean is 0 as in the silence, which has no correlations.
+    noise_S -= noise_S.mean()
+    wave_S = np.concatenate([silence_S, noise_S.astype(np.float32)])
+    levels = measure(wave_S, sample_rate=RATE)
+    assert is_white(wave_S, replace(levels, mean=0.0))
 
 
 def test_long_waves_are_measured_in_blocks():

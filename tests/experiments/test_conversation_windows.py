@@ -91,7 +91,7 @@ class Known:
     """In place of a network: log-probabilities from the truth of each window."""
 
     def __init__(self, validation, change):
-        truths: Any = [validation.crops.read(w).speech_KF for w in validation.windows]
+        truths: Any = [validation.crops.read(w).speech_KT for w in validation.windows]
         self.truths = iter(truths)
         self.change = change
 
@@ -101,18 +101,18 @@ class Known:
     def __call__(self, wave_BS):
         rows = []
         for _ in wave_BS:
-            speech_LF = self.change(next(self.truths).clip(min=0))
-            agreement_FC = torch.from_numpy(speech_LF.T).float() @ SETS.T
+            speech_LT = self.change(next(self.truths).clip(min=0))
+            agreement_TC = torch.from_numpy(speech_LT.T).float() @ SETS.T
             # The set with exactly these speakers.
-            rows.append(2 * agreement_FC - SETS.sum(dim=1))
+            rows.append(2 * agreement_TC - SETS.sum(dim=1))
         return torch.stack(rows).log_softmax(dim=2)
 
 
-def drop_one(speech_KF):
+def drop_one(speech_KT):
     """Leave the speaker out who speaks most."""
-    silent_KF = speech_KF.copy()
-    silent_KF[speech_KF.sum(axis=1).argmax()] = 0
-    return silent_KF
+    silent_KT = speech_KT.copy()
+    silent_KT[speech_KT.sum(axis=1).argmax()] = 0
+    return silent_KT
 
 
 def test_a_window_in_which_nobody_speaks_stays_silent(data):
@@ -147,9 +147,9 @@ def test_a_window_in_which_nobody_speaks_stays_silent(data):
     assert int(augment.take_silent()) == 2
     segmenter = build.build_segmenter(config)
     assert segmenter(wave_BS).isfinite().all()
-    speech_BKF = batch.speech_BKF
-    assert speech_BKF is not None
-    assert not speech_BKF[:2].any()
+    speech_BKT = batch.speech_BKT
+    assert speech_BKT is not None
+    assert not speech_BKT[:2].any()
 
 
 def test_local_der_of_known_networks(data, monkeypatch):
@@ -162,9 +162,9 @@ def test_local_der_of_known_networks(data, monkeypatch):
     cpu = torch.device("cpu")
 
     # At most two can be found at once, and the truth has three in some frames.
-    perfect = Known(validation, lambda speech_KF: speech_KF[[2, 0, 1]])
+    perfect = Known(validation, lambda speech_KT: speech_KT[[2, 0, 1]])
     crops: Any = validation.crops
-    at_once = [crops.read(w).speech_KF.sum(axis=0) for w in validation.windows]
+    at_once = [crops.read(w).speech_KT.sum(axis=0) for w in validation.windows]
     number_N = np.concatenate(at_once)
     third = np.maximum(number_N - 2, 0).sum() / number_N.sum()
     assert validation.measure(perfect, cpu) == pytest.approx(third)
@@ -194,6 +194,6 @@ class ConstantNetwork:
         return self
 
     def __call__(self, wave_BS):
-        logit_BFC = torch.zeros(len(wave_BS), 56, 7)
-        logit_BFC[:, :, 1] = 5
-        return logit_BFC.log_softmax(dim=2)
+        logit_BTC = torch.zeros(len(wave_BS), 56, 7)
+        logit_BTC[:, :, 1] = 5
+        return logit_BTC.log_softmax(dim=2)

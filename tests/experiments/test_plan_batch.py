@@ -74,7 +74,7 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(gpu, caplog):
         (10, ("runtime.micro_batch=32",), {}, 32, False),
         (13.4, ("runtime.micro_batch=32",), {}, 32, True),
         # After 32 crops ran out of memory, noise does not take what is freed.
-        (10, (), {"below": 32}, 16, False),
+        (10, (), {"too_large": 32}, 16, False),
     ],
 )
 def test_noise_takes_what_the_batch_leaves_of_a_gpu(
@@ -152,7 +152,7 @@ def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     batch = plan_device(config, ranks, **FP32).batch
     assert batch.micro_batch == 64
 
-    batch = plan_device(config, ranks, **FP32, below=64).batch
+    batch = plan_device(config, ranks, **FP32, too_large=64).batch
     assert batch.micro_batch == 32
     assert batch.accumulation == 2
     assert batch.reason == "64 ran out of memory"

@@ -16,6 +16,7 @@ from speakerlab.experiments.planning import (
     Memory,
     card_memory,
     footprint,
+    why_fewer,
     why_not_single,
 )
 from speakerlab.training import batch_size
@@ -75,7 +76,7 @@ def test_crops_in_memory_by_hand():
             on_gpu,
             bank_bytes=bank_bytes,
         )
-        return memory.fit
+        return memory.max_crops
 
     # 0.92 x 11 - 1.1 = 9.02 GiB for crops of 100 MiB x 1.055
     assert crops(100, 11 * GIB) == 87
@@ -106,7 +107,7 @@ def test_published_sizes_are_met_within_three_percent(case, fits):
     footprint_of_case = made_of(case[1])
     for card_gb, expected in zip(CARDS_GB, fits):
         memory = card_memory(config, footprint_of_case, card_gb)
-        assert memory.fit == pytest.approx(expected, rel=0.03, abs=0.99)
+        assert memory.max_crops == pytest.approx(expected, rel=0.03, abs=0.99)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_card_is_not_free_before_the_training(world_size, taken_gb):
     # 1.1 GiB for libraries and the state of a typical model
     assert card.fixed == pytest.approx(1.6 * GIB, rel=1e-3)
     crops_bytes = 0.92 * card.free - card.fixed
-    assert card.fit == int(crops_bytes / (100 * MIB * 1.055))
+    assert card.max_crops == int(crops_bytes / (100 * MIB * 1.055))
     # What 8 crops leave, beside the 8 % that nothing takes.
     left = crops_bytes - 8 * 100 * MIB * 1.055
     assert card.left(8) == pytest.approx(left)
@@ -226,7 +227,7 @@ def planned_micro_batch(model, card_gb, *, bank_gb):
     config = config_of(model, f"runtime.bank_gb={bank_gb}")
     # The most memory is fp32's, which auto may take too.
     plan = card_memory(config, count(model, "fp32"), card_gb, bank_gb=bank_gb)
-    return plan.batch().micro_batch
+    return plan.plan_batch().micro_batch
 
 
 JOINED = ["training.global_batch=256", "training.bn_batch=64"]
@@ -262,7 +263,7 @@ def test_fewer_crops_than_the_published_are_explained(
 ):
     config = config_of("campplus_tiny", *settings)
     memory = card_memory(config, made_of(243), card_gb, gpus)
-    reason = memory.why_fewer(memory.batch(), memory.fit)
+    reason = why_fewer(memory, memory.plan_batch(), memory.max_crops)
     assert bool(reason) == bool(expected)
     for part in expected:
         assert part in reason
@@ -304,9 +305,9 @@ def test_a_micro_batch_of_one_is_no_advice_for_such_models():
     for model, is_advised in (("campplus_tiny", False), ("xvector", True)):
         config = config_of(model, "training.global_batch=64")
         memory = card_memory(config, needs, 2.2)
-        assert memory.fit == 1
+        assert memory.max_crops == 1
         with pytest.raises(batch_size.MemoryTooSmall) as caught:
-            memory.batch()
+            memory.plan_batch()
         assert ("runtime.micro_batch=1 " in str(caught.value)) == is_advised
 
 
@@ -343,7 +344,7 @@ def test_the_footprint_over_a_pretrained_model_is_what_a_pass_keeps(tmp_path, st
     config = load_config([], settings)
     predicted = footprint(config, num_classes=10, precision="fp32")
     measured = footprint(config, num_classes=10, precision="fp32", with_data=True)
-    assert predicted.crop == pytest.approx(measured.crop, rel=0.05)
+    assert predicted.saved_per_crop == pytest.approx(measured.saved_per_crop, rel=0.05)
     assert predicted.weights == measured.weights
     # Only what learns has gradients and moments.
     embedder = build.build_embedder(config)
@@ -358,8 +359,8 @@ def test_the_footprint_over_a_pretrained_model_is_what_a_pass_keeps(tmp_path, st
 
     frozen = load_config([], [*settings[:2], "training.freeze=[frontend]"])
     states = 4 * build.build_embedder(frozen).frontend.num_frames(48000) * 4 * 32
-    assert footprint(frozen, num_classes=10, precision="fp32").crop > states
+    assert footprint(frozen, num_classes=10, precision="fp32").saved_per_crop > states
 
     recomputed = load_config([], [*settings, "runtime.checkpoint_layers=true"])
     smaller = footprint(recomputed, num_classes=10, precision="fp32")
-    assert smaller.crop < 0.7 * predicted.crop
+    assert smaller.saved_per_crop < 0.7 * predicted.saved_per_crop

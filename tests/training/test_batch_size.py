@@ -6,6 +6,7 @@ from refusals import refuses
 from torch import nn
 
 from speakerlab.training.batch_size import (
+    BatchRequest,
     MemoryTooSmall,
     divide_global_batch,
     saved_bytes,
@@ -18,8 +19,8 @@ JOIN = {"bn_batch": 64, "join_ranks": True}
 def memory_for(most):
     """Return the limit of a device where `most` crops fit."""
 
-    def limit(sizes):
-        if most < sizes[0]:
+    def limit(least):
+        if most < least:
             raise MemoryTooSmall(f"memory: {most}")
         return most
 
@@ -31,23 +32,16 @@ def test_every_plan_is_exact_and_in_range(world_size):
     """For each cap 1..512, on global batches that the ranks can share."""
     for share in (16, 20, 64, 96, 100, 256):
         global_batch = share * world_size
+        request = BatchRequest(global_batch=global_batch, world_size=world_size)
         sizes = [size for size in range(16, 129) if share % size == 0]
         for cap in range(1, 513):
             limit = memory_for(cap)
             fitting = [size for size in sizes if size <= cap]
             if not fitting:
                 with refuses("memory", cap):
-                    divide_global_batch(
-                        global_batch=global_batch,
-                        world_size=world_size,
-                        limit=limit,
-                    )
+                    divide_global_batch(request, limit)
                 continue
-            plan = divide_global_batch(
-                global_batch=global_batch,
-                world_size=world_size,
-                limit=limit,
-            )
+            plan = divide_global_batch(request, limit)
             crops_per_rank = plan.micro_batch * plan.accumulation
             assert crops_per_rank * world_size == global_batch
             assert plan.global_batch == global_batch
@@ -82,18 +76,18 @@ def test_every_plan_is_exact_and_in_range(world_size):
         ({"global_batch": 80, "world_size": 5, **JOIN}, 16, 16, 1, 16, ""),
         ({"global_batch": 96, "world_size": 2, **JOIN}, 48, 48, 1, 48, ""),
         # a micro-batch that ran out of memory is followed by the next smaller one that fits
-        ({"bn_batch": 64, "below": 64}, 500, 32, 8, 32, "64 ran out of memory"),
-        ({"bn_batch": 64, "below": 64}, 20, 16, 16, 16, "64 ran out of memory"),
-        ({"bn_batch": 64, "below": 16}, 500, 8, 32, 8, "16 ran out of memory"),
-        ({"below": 64, "micro_batch": 16}, 500, 16, 16, 16, "64 ran out of memory"),
-        ({"below": 64, "micro_batch": 128}, 500, 32, 8, 32, "64 ran out of memory"),
+        ({"bn_batch": 64, "too_large": 64}, 500, 32, 8, 32, "64 ran out of memory"),
+        ({"bn_batch": 64, "too_large": 64}, 20, 16, 16, 16, "64 ran out of memory"),
+        ({"bn_batch": 64, "too_large": 16}, 500, 8, 32, 8, "16 ran out of memory"),
+        ({"too_large": 64, "micro_batch": 16}, 500, 16, 16, 16, "64 ran out of memory"),
+        ({"too_large": 64, "micro_batch": 128}, 500, 32, 8, 32, "64 ran out of memory"),
         ({"micro_batch": 32}, 40, 32, 8, 32, "as configured"),
     ],
 )
 def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
     settings = {"global_batch": 256, "world_size": 1}
     settings |= ask
-    plan = divide_global_batch(**settings, limit=memory_for(most))
+    plan = divide_global_batch(BatchRequest(**settings), memory_for(most))
     assert plan.micro_batch == micro_batch
     assert plan.accumulation == accumulation
     assert plan.bn_batch == bn_batch
@@ -118,14 +112,21 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
         ({"global_batch": 256}, 9, "memory", (9,)),
         ({"global_batch": 256, **JOIN}, 15, "memory", (15,)),
         ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
-        ({"global_batch": 256, "below": 1}, 99, "memory", (1,)),
+        ({"global_batch": 256, "too_large": 1}, 99, "memory", (1,)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),
+        # A loss over the whole share cannot accumulate, also after it ran out of memory.
+        (
+            {"global_batch": 64, "why_undivided": "SimCLR compares", "too_large": 64},
+            99,
+            "memory",
+            (64, "SimCLR compares", "a smaller training.global_batch"),
+        ),
     ],
 )
 def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
     settings = {"world_size": 1} | ask
     with refuses(key, *values):
-        divide_global_batch(**settings, limit=memory_for(limit))
+        divide_global_batch(BatchRequest(**settings), memory_for(limit))
 
 
 SINGLE = "a BatchNorm has one value of each crop"
@@ -144,17 +145,15 @@ SINGLE = "a BatchNorm has one value of each crop"
         ),
         ({"bn_batch": 1}, "training.bn_batch", (1, SINGLE, "use 2")),
         # After 2 crops ran out of memory, there is no smaller size.
-        ({"below": 2}, "memory", (2, SINGLE)),
+        ({"too_large": 2}, "memory", (2, SINGLE)),
     ],
 )
 def test_a_single_crop_is_refused_where_it_cannot_be_trained(ask, key, values):
     settings = {"global_batch": 8, "world_size": 1} | ask
     with refuses(key, *values):
-        divide_global_batch(
-            **settings, limit=memory_for(99), why_not_single=lambda: SINGLE
-        )
+        divide_global_batch(BatchRequest(**settings, why_not_single=lambda: SINGLE))
     # Models without such a BatchNorm may be trained with it.
-    plan = divide_global_batch(**settings, limit=memory_for(99))
+    plan = divide_global_batch(BatchRequest(**settings))
     assert plan.micro_batch == 1
 
 
@@ -165,18 +164,16 @@ def test_other_sizes_are_taken_without_asking_for_the_model():
     # Ranks that share BatchNorm's statistics have a crop each.
     joined = {"global_batch": 4, "world_size": 4, **JOIN, "micro_batch": 1}
     for settings in (joined, {"global_batch": 8, "world_size": 2}):
-        plan = divide_global_batch(
-            **settings, limit=memory_for(99), why_not_single=fail
-        )
+        plan = divide_global_batch(BatchRequest(**settings, why_not_single=fail))
         assert plan.bn_batch == 4
     # A smaller size after running out of memory is 2 crops at least.
-    plan = divide_global_batch(
+    request = BatchRequest(
         global_batch=8,
         world_size=1,
-        below=4,
-        limit=memory_for(99),
+        too_large=4,
         why_not_single=lambda: SINGLE,
     )
+    plan = divide_global_batch(request)
     assert plan.micro_batch == 2
 
 
