@@ -1,7 +1,6 @@
 """The one waveform-to-embedding module: training, extraction, the API and ONNX all run it.
 
-Letters: B rows, S samples, T frames, F mel bins, C channels of a frame that is pooled, D embedding,
-E embedding before a projection.
+Letters: B rows, S samples, T frames, F mel bins, C channels of a frame that is pooled, D embedding.
 """
 
 import copy
@@ -23,27 +22,32 @@ from speakerlab.models.frames import NotedFrames, noting_frames
 from speakerlab.models.teacher_space import TeacherSpace
 from speakerlab.training.precision import Precision
 
-# Frames of the front end in two passes that show where the frames of a backbone are. The steps of
-# all backbones divide their difference.
+# Two lengths, in frames of the front end, at which a backbone shows where its own frames are. Their
+# difference, 128, is a multiple of the steps of all backbones.
 PROBE_FRAMES = (129, 257)
 
 
 class FrameGrid(NamedTuple):
-    """Where the frames of a backbone are, in frames of its front end."""
+    """Where the frames of a backbone are, in frames of its front end.
 
-    first: float  # middle of the first frame
+    The middle of frame t is at first + t * step: with 2.0 and 4, at 2, 6, 10, ...
+    """
+
+    first: float
     step: int
 
 
 class Embedder(nn.Module):
-    """Front end and backbone.
+    """Front end and backbone: from waves to embeddings.
 
-    frontend: mel features, or a pretrained model with weights of its own. Input longer than
-    `max_seconds` is cut into equal windows whose embeddings are averaged, which bounds memory;
-    input too short for the backbone is repeated. vad: removes silence before a whole recording is
-    embedded; it takes one wave at a time and is not applied here. precision: format, outside
-    training, of the backbone and of a pretrained model; embeddings are float32. projection: of a
-    student that keeps it.
+    frontend: mel features, or a pretrained model with weights of its own.
+    max_seconds: longer input is cut into equal windows whose embeddings are averaged, which bounds
+        memory. (Input too short for the backbone is repeated.)
+    vad: removes silence before a whole recording is embedded. It takes one wave at a time and is
+        not applied here.
+    precision: format, outside training, of the backbone and of a pretrained model; embeddings are
+        float32.
+    projection: into the space of the teacher, for a student that keeps it.
     """
 
     def __init__(
@@ -74,7 +78,8 @@ class Embedder(nn.Module):
         self.min_samples = frontend.min_samples + later_frames * frontend.frame_shift
         # A tuple, so that it is no submodule, whose weights would be saved twice.
         self.compiled: tuple[nn.Module, ...] = ()
-        self.frame_grid: FrameGrid | None = None  # once it was needed
+        # Found by the first pass that needs it.
+        self.frame_grid: FrameGrid | None = None
 
     def compile_for_training(self, mode: str = "default") -> None:
         """Compile the backbone for training only: validation has crops of many lengths.
@@ -122,32 +127,45 @@ class Embedder(nn.Module):
         """
         if self.frame_grid is None:
             self.frame_grid = self._find_frame_grid(wave_BS)
+        grid = self.frame_grid
         frames_BCT = self._noted_frames(wave_BS)
-        first, step = self.frame_grid
-        frame_T = first + step * torch.arange(frames_BCT.shape[-1])
+
+        # From frames of the backbone to frames of the front end, and to samples.
+        index_T = torch.arange(frames_BCT.shape[-1])
+        feat_T = grid.first + grid.step * index_T
+        start_T = feat_T * self.frontend.frame_shift
         # Frames of the front end are as long as its shortest input.
-        middle_T = frame_T * self.frontend.frame_shift + self.frontend.min_samples / 2
-        return frames_BCT, middle_T.round().long().clamp(max=wave_BS.shape[1] - 1)
+        half_frame = self.frontend.min_samples / 2
+        middle_T = (start_T + half_frame).round().long()
+        # Padding in a backbone may make a frame beyond the wave.
+        last_sample = wave_BS.shape[1] - 1
+        return frames_BCT, middle_T.clamp(max=last_sample)
 
     def _noted_frames(self, wave_BS: Tensor) -> Tensor:
-        """Return frames_BCT of a pass, each of them."""
+        """Return all frames_BCT of a pass."""
         with noting_frames(self.backbone, step=1) as noted:
             self.embed_window(wave_BS)
             return noted.take().float()
 
     def _find_frame_grid(self, wave_BS: Tensor) -> FrameGrid:
-        """Count the frames of two lengths, which differ by a whole number of steps."""
+        """Count the frames of two lengths, which differ by a whole number of steps.
+
+        For example, 129 and 257 frames of the front end become 32 and 64 frames of the backbone.
+        So the step is (257 - 129) / (64 - 32) = 4. From the first middle to the last are 31 steps,
+        124 of the 128 frames between the ends, so 2 are lost at each end: the first middle is at 2.
+        """
         counts: list[int] = []
         for num_feats in PROBE_FRAMES:
             later_samples = (num_feats - 1) * self.frontend.frame_shift
             num_samples = self.frontend.min_samples + later_samples
             frames_BCT = self._noted_frames(wave_BS.new_zeros(1, num_samples))
             counts.append(frames_BCT.shape[-1])
-        few, many = counts
-        short, long = PROBE_FRAMES
-        step = (long - short) // (many - few)
+        short_feats, long_feats = PROBE_FRAMES
+        short_frames, long_frames = counts
+        step = (long_feats - short_feats) // (long_frames - short_frames)
         # Convolutions without padding use up as much context before the first as after the last.
-        num_lost = short - 1 - step * (few - 1)
+        num_spanned = step * (short_frames - 1)
+        num_lost = short_feats - 1 - num_spanned
         return FrameGrid(first=num_lost / 2, step=step)
 
     def features(
@@ -235,7 +253,7 @@ class Embedder(nn.Module):
         num_frames = self.frontend.num_frames(num_embedded)
         # Samples after the last frame matter if input is repeated or cut into windows, or if the
         # front end reads them.
-        is_whole = self.min_samples <= num_samples <= self.max_samples
-        if is_whole:
+        is_one_window = self.min_samples <= num_samples <= self.max_samples
+        if is_one_window:
             return num_frames, self.frontend.samples_used(num_samples)
         return num_frames, num_samples

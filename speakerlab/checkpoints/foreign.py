@@ -264,24 +264,22 @@ def _import_over_pretrained(
     assert isinstance(embedder.frontend, PretrainedFrontEnd)
     missing, unexpected = embedder.load_state_dict(translated.state, strict=False)
     # Some code has no part that would normalise the last layer, where a lower one is the last used.
-    unused = f"frontend.encoder.{embedder.frontend.final_norm}."
-    odd = [
-        name
-        for name in missing
-        if not (name.startswith(unused) or name.endswith(COUNTER))
-    ]
-    odd += unexpected
-    if odd:
+    may_be_missing = f"frontend.encoder.{embedder.frontend.final_norm}."
+    unfit: list[str] = []
+    for name in missing:
+        if not (name.startswith(may_be_missing) or name.endswith(COUNTER)):
+            unfit.append(name)
+    unfit += unexpected
+    if unfit:
         raise ValueError(
-            f"{path}: does not fit {pretrained}: {len(odd)} tensors are missing or"
-            f" unexpected ({', '.join(odd[:3])}); give the model that it was trained"
+            f"{path}: does not fit {pretrained}: {len(unfit)} tensors are missing or"
+            f" unexpected ({', '.join(unfit[:3])}); give the model that it was trained"
             " with (--pretrained)"
         )
-    source_file = path if path.is_file() else None
     source = {
         "toolkit": "wespeaker" if foreign.toolkit else kind,
         "file": path.name,
-        "sha256": file_sha256(source_file) if source_file else None,
+        "sha256": file_sha256(path) if path.is_file() else None,
         "architecture": f"{our_config.model.name} over {pretrained}",
         "features": kind,
         **about,
@@ -483,22 +481,22 @@ def _refuse_other_features(config: Config, where: str) -> None:
     """Raise ValueError if 3D-Speaker cannot compute the features of a model."""
     # 3D-Speaker's features are the defaults of our Fbank, at 16 kHz, with any number of bins.
     # Dither is used in training only.
-    wanted: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
     parameters = inspect.signature(Fbank).parameters
     for name, parameter in parameters.items():
-        wanted[name] = parameter.default
-    wanted["sample_rate"] = 16000
+        theirs[name] = parameter.default
+    theirs["sample_rate"] = 16000
     for name in ("dither", "num_mel_bins"):
-        wanted[name] = config.frontend[name]
-    odd: list[str] = []
+        theirs[name] = config.frontend[name]
+    differing: list[str] = []
     for name, value in config.frontend.items():
-        if value != wanted[name]:
-            odd.append(f"{name}: {value}")
+        if value != theirs[name]:
+            differing.append(f"{name}: {value}")
     if config.vad is not None:
-        odd.append("vad")
-    if odd:
+        differing.append("vad")
+    if differing:
         raise ValueError(
-            f"{where}: 3D-Speaker cannot compute features with {', '.join(odd)}; use"
+            f"{where}: 3D-Speaker cannot compute features with {', '.join(differing)}; use"
             " --format onnx"
         )
 

@@ -210,19 +210,21 @@ def _unwrapped(content: Any) -> Any:
         inner = content.get(key)
         if isinstance(inner, Mapping):
             content = inner
+    if not isinstance(content, Mapping):
+        return content
     # Under any other name, such as "net", if it is the only one: of two models, nobody knows which.
-    if isinstance(content, Mapping):
-        models: list[Any] = []
-        for value in content.values():
-            is_model = isinstance(value, Mapping) and bool(value)
-            if is_model and all(
-                isinstance(tensor, Tensor) for tensor in value.values()
-            ):
-                models.append(value)
-        has_tensors = any(isinstance(value, Tensor) for value in content.values())
-        if len(models) == 1 and not has_tensors:
-            return models[0]
+    models = [entry for entry in content.values() if _is_state_dict(entry)]
+    has_tensors = any(isinstance(entry, Tensor) for entry in content.values())
+    if len(models) == 1 and not has_tensors:
+        return models[0]
     return content
+
+
+def _is_state_dict(entry: Any) -> bool:
+    """Return whether this is a dictionary of tensors alone, and not empty."""
+    if not isinstance(entry, Mapping) or not entry:
+        return False
+    return all(isinstance(tensor, Tensor) for tensor in entry.values())
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -357,18 +359,15 @@ def _find_in(folder: Path) -> Path:
     """Find a folder's checkpoint: by name, the newest of an experiment, or the only one."""
     for name in NAMES:
         for pattern in (name, f"models/{name}", f"*/{name}"):
-            files = [
-                file
-                for file in sorted(folder.glob(pattern))
-                if not is_leftover(file.parent.name) or file.parent == folder
-            ]
-            if files:
-                return files[0]
+            for file in sorted(folder.glob(pattern)):
+                # The user may have named a leftover folder, but not one in it.
+                if file.parent == folder or not is_leftover(file.parent.name):
+                    return file
 
     # An experiment of 3D-Speaker: models/CKPT-EPOCH-<number>-00.
-    saved = list(folder.glob("models/CKPT*/embedding_model.ckpt"))
-    if saved:
-        return max(saved, key=_numbers_of_folder)
+    checkpoints = list(folder.glob("models/CKPT*/embedding_model.ckpt"))
+    if checkpoints:
+        return max(checkpoints, key=_numbers_of_folder)
 
     if (folder / "embedder.safetensors").exists():
         raise ValueError(
@@ -422,8 +421,9 @@ def _unpack_zip(archive: Path, folder: Path) -> None:
         members: list[Member] = []
         for info in bundle.infolist():
             # The upper half of the attributes is the mode on Unix, 0 if made elsewhere.
-            mode = stat.S_IFMT(info.external_attr >> 16)
-            is_plain = mode in (0, stat.S_IFREG, stat.S_IFDIR)
+            mode = info.external_attr >> 16
+            kind = stat.S_IFMT(mode)
+            is_plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
             member = Member(info.filename, info.file_size, is_plain)
             members.append(member)
         _check(archive, members)

@@ -46,7 +46,7 @@ from speakerlab.core.reading import keys, read_json
 
 log = logging.getLogger(__name__)
 PIN = "@sha256:"
-LOCK = "hub.json"  # in the cache: name -> digest of the first file
+DIGESTS = "hub.json"  # in the cache: name -> digest of the first file
 TIMEOUT_SECONDS = 60.0
 FILES_OF_NEW_REPOSITORIES = {".gitattributes", "README.md", "LICENSE"}
 # In a repository of huggingface.co: checkpoints of WeSpeaker, 3D-Speaker and SpeechBrain, and the
@@ -108,10 +108,14 @@ def fetch_checkpoint(name: str) -> Path | None:
 
     None for a repository that holds a model of speakerlab, or neither.
     """
-    folder = huggingface.fetch(name, ["card.json", *CHECKPOINTS, *CONFIGURATIONS])
-    has_checkpoint = any((folder / file).exists() for file in CHECKPOINTS)
-    if has_checkpoint and not (folder / "card.json").exists():
-        return folder
+    files = ["card.json", *CHECKPOINTS, *CONFIGURATIONS]
+    folder = huggingface.fetch(name, files)
+    # A model of speakerlab has a card, and is used as it is.
+    if (folder / "card.json").exists():
+        return None
+    for checkpoint in CHECKPOINTS:
+        if (folder / checkpoint).exists():
+            return folder
     return None
 
 
@@ -131,35 +135,36 @@ def upload(
         api.create_repo(name, private=private or None, exist_ok=True)
         if branch is not None:
             api.create_branch(name, branch=branch, exist_ok=True)
-        present = api.model_info(name, revision=branch)
-    if private and not present.private:
+        repository = api.model_info(name, revision=branch)
+    if private and not repository.private:
         raise ValueError(
             f"{model}: exists and is public; make it private on"
             f" {huggingface.page_here(model)}/settings, or leave --private out"
         )
-    files = {sibling.rfilename for sibling in present.siblings or ()}
-    pinned = f"{huggingface.PREFIX}{name}@{present.sha}"
-    digest = _remote_sha256(pinned, files)
-    ours = read_card(folder, weights_in(folder))["sha256"]
-    if digest not in (None, ours) and not force:
+    remote_files = {sibling.rfilename for sibling in repository.siblings or ()}
+    pinned = f"{huggingface.PREFIX}{name}@{repository.sha}"
+    their_digest = _remote_sha256(pinned, remote_files)
+    our_digest = read_card(folder, weights_in(folder))["sha256"]
+    if their_digest not in (None, our_digest) and not force:
         raise ValueError(f"{model}: holds another model; use --force to replace it")
 
-    uploaded = sorted(path.name for path in folder.iterdir())
+    our_files = sorted(path.name for path in folder.iterdir())
     operations: list[Any] = []
-    for file in uploaded:
+    for file in our_files:
         content = str(folder / file)
         operations.append(CommitOperationAdd(file, content))
-    # Such as the calibration of an earlier model.
-    for file in sorted(files & set(FILES) - set(uploaded)):
+    # Files of a model that we lack, such as the calibration of an earlier one.
+    outdated_files = remote_files & set(FILES) - set(our_files)
+    for file in sorted(outdated_files):
         operations.append(CommitOperationDelete(file))
     with huggingface.one_line(model, "published"):
         commit = api.create_commit(
             name,
             operations,
-            commit_message=f"Publish the model with sha256 {ours[:12]}",
+            commit_message=f"Publish the model with sha256 {our_digest[:12]}",
             revision=branch,
             # Refused if another publication came in between.
-            parent_commit=present.sha,
+            parent_commit=repository.sha,
         )
     return f"{huggingface.PREFIX}{name}@{commit.oid}"
 
@@ -171,12 +176,13 @@ def _remote_sha256(pinned: str, files: Collection[str]) -> str | None:
     """
     if "card.json" in files:
         folder = huggingface.fetch(pinned, ["card.json"])
-        return str(read_json(folder / "card.json", like=keys(sha256=str))["sha256"])
-    others = sorted(set(files) - FILES_OF_NEW_REPOSITORIES)
-    if others:
+        card = read_json(folder / "card.json", like=keys(sha256=str))
+        return str(card["sha256"])
+    foreign_files = sorted(set(files) - FILES_OF_NEW_REPOSITORIES)
+    if foreign_files:
         raise ValueError(
             f"{pinned}: holds files that are no model of speakerlab"
-            f" ({', '.join(others[:3])}); choose another name"
+            f" ({', '.join(foreign_files[:3])}); choose another name"
         )
     return None
 
@@ -223,12 +229,12 @@ def _import(name: str, cache: Path, pinned: str) -> None:
 
     model = MODELS[name]
     folder = cache / name
-    lock = cache / LOCK
+    digests_file = cache / DIGESTS
     first_digests: dict[str, str] = {}
-    if lock.exists():
-        first_digests = read_json(lock)
+    if digests_file.exists():
+        first_digests = read_json(digests_file)
     # Trust on first use: no publisher provides digests, but a file that changes later is refused.
-    wanted = pinned or first_digests.get(name)
+    expected_digest = pinned or first_digests.get(name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         # A user without network has put the file into the folder by hand.
         by_hand = folder / model.file
@@ -240,11 +246,11 @@ def _import(name: str, cache: Path, pinned: str) -> None:
 
         # Checked before anything reads the content of the file.
         digest = file_sha256(file)
-        if wanted is not None and wanted != digest:
+        if expected_digest is not None and expected_digest != digest:
             origin = "requested" if pinned else "known"
             raise ValueError(
                 f"{PREFIX}{name}: {model.file} has sha256 {digest} instead of the"
-                f" {origin} {wanted}; it was not used"
+                f" {origin} {expected_digest}; it was not used"
             )
 
         # Imported beside the folder and then moved, so that the cache never has half a model.
@@ -266,11 +272,11 @@ def _import(name: str, cache: Path, pinned: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         imported.replace(folder)
     # Only after the import: a file that cannot be imported must not pin its digest.
-    if not wanted:
+    if not expected_digest:
         log.info(
             "%s%s: first use; later downloads must have sha256:%s", PREFIX, name, digest
         )
-    write_json(lock, {**first_digests, name: digest})
+    write_json(digests_file, {**first_digests, name: digest})
 
 
 def download(address: str, file: Path, *, otherwise: Path) -> None:

@@ -166,7 +166,8 @@ def refuse_substitute(path: Path) -> None:
 def read_card(path: Path, weights: str = EMBEDDER) -> dict[str, Any]:
     """Read the facts about a model of a kind, its sha256 among them."""
     file = find_model(path, weights) / "card.json"
-    return read_json(file, like=CARD if weights == EMBEDDER else SEGMENTER_CARD)
+    card_keys = CARD if weights == EMBEDDER else SEGMENTER_CARD
+    return read_json(file, like=card_keys)
 
 
 def read_source(path: Path, weights: str = EMBEDDER) -> dict[str, Any] | None:
@@ -174,16 +175,20 @@ def read_source(path: Path, weights: str = EMBEDDER) -> dict[str, Any] | None:
 
     A model in the cache of huggingface.co has an origin, too: its page and commit.
     """
-    # A fine-tuned model inherits features and licence from its initial model.
     card = read_card(path, weights)
-    source: dict[str, Any] | None = card.get("source") or card.get("init_source")
-    origin = huggingface.origin_of(find_model(path, weights))
+    source: dict[str, Any] | None = card.get("source")
+    # A fine-tuned model inherits features and licence from its initial model.
+    if not source:
+        source = card.get("init_source")
+
+    folder = find_model(path, weights)
+    origin = huggingface.origin_of(folder)
     if origin is None:
         return source
-    facts = {"hub": origin, "page": huggingface.page_of(origin)}
+    facts_of_hub = {"hub": origin, "page": huggingface.page_of(origin)}
     if "licence" in card:
-        facts["licence"] = card["licence"]
-    return {**(source or {}), **facts}
+        facts_of_hub["licence"] = card["licence"]
+    return {**(source or {}), **facts_of_hub}
 
 
 def weights_in(path: Path) -> str:
@@ -197,12 +202,12 @@ def copy_model(source: Path, folder: Path, *, leave_out: Collection[str] = ()) -
     A copy of a model from huggingface.co records its page and commit in its card.
     """
     copy_files(source, folder, leave_out=leave_out)
-    if huggingface.origin_of(source) is not None:
-        weights = weights_in(source)
-        origin = read_source(source, weights)
-        write_json(
-            folder / "card.json", {**read_card(source, weights), "source": origin}
-        )
+    if huggingface.origin_of(source) is None:
+        return
+    weights = weights_in(source)
+    card = read_card(source, weights)
+    origin = read_source(source, weights)
+    write_json(folder / "card.json", {**card, "source": origin})
 
 
 def space_of(card: Mapping[str, Any]) -> str:
@@ -274,14 +279,18 @@ def read_tuning(folder: Path) -> Tuning:
 
 def write_plda(folder: Path, plda: Plda) -> str:
     """Write the PLDA of a model folder, in float64; return the sha256 for `Tuning`."""
-    data = save({name: np.ascontiguousarray(a) for name, a in vars(plda).items()})
+    arrays: dict[str, np.ndarray] = {}
+    for name, values in vars(plda).items():
+        # safetensors would write the memory of a view in another order.
+        arrays[name] = np.ascontiguousarray(values)
+    data = save(arrays)
     with replacing(folder / PLDA) as partial:
         partial.write_bytes(data)
     return sha256(data).hexdigest()
 
 
 def read_plda_bytes(folder: Path, tuning: Tuning) -> bytes:
-    """Read the file of the PLDA of a model folder, of which `tuning` is.
+    """Read the file of the PLDA of a model folder; tuning: of the same folder.
 
     Raises ValueError if the model has none, and if the file is missing, damaged or of another
     model.
@@ -315,12 +324,12 @@ def parse_plda(data: bytes, *, embed_dim: int, where: str) -> Plda:
     # Not only safetensors' own error: a header of unknown types raises others.
     except Exception as error:
         raise ValueError(f"{where}: is no PLDA ({error}); {LEARN_PLDA}") from error
-    wanted = {
+    shapes = {
         "mean_D": (embed_dim,),
         "transform_DD": (embed_dim, embed_dim),
         "psi_D": (embed_dim,),
     }
-    for name, shape in wanted.items():
+    for name, shape in shapes.items():
         values = getattr(plda, name)
         if values.shape != shape or not np.isfinite(values).all():
             raise ValueError(
@@ -366,7 +375,8 @@ def embeddings_stem(
 def first_training_folder(settings: Mapping[str, Any]) -> Path:
     """Return the first training directory; settings: of an experiment's config.yaml."""
     data = settings["data"]
-    first = data["train"][0]
+    corpus = data["train"][0]
     # A corpus of a mixture is a section.
-    name = first if isinstance(first, str) else first["dir"]
-    return Path(data["dir"], name)
+    if not isinstance(corpus, str):
+        corpus = corpus["dir"]
+    return Path(data["dir"], corpus)

@@ -126,7 +126,8 @@ def kind_of(tensors: Mapping[str, Tensor], foreign: ForeignConfig) -> str | None
     if foreign.kind in MODEL_TYPES:
         return foreign.kind
     for kind, prefix in PREFIXES.items():
-        if any(name.startswith(prefix) for name in tensors):
+        has_prefix = any(name.startswith(prefix) for name in tensors)
+        if has_prefix:
             return kind
     return None
 
@@ -167,12 +168,7 @@ def translate(
             " alpha; merge them with the authors' utils/lora_merge.py"
         )
     merge_adapters(renamed, foreign)
-    state: dict[str, Tensor] = {}
-    backbone: dict[str, Tensor] = {}
-    for name, tensor in renamed.items():
-        part = state if name.startswith(FRONT_END) else backbone
-        part[name] = tensor
-
+    state, backbone = _split(renamed)
     frontend = {
         "name": "ssl",
         "model": pretrained,
@@ -197,24 +193,29 @@ def translate(
         frontend["variance_norm"] = is_microsofts
         frontend["mean_norm"] = is_microsofts or foreign.subtracts_mean()
         feat_dim = description.architecture[family.channels]
-        recognised = recognise(
-            {name: tuple(tensor.shape) for name, tensor in backbone.items()},
-            toolkits=("wespeaker",),
-            pooling=foreign.pooling,
-            feat_dim=feat_dim,
-            where=where,
+        model, backbone = _recognised_backbone(
+            backbone, foreign, feat_dim=feat_dim, where=where
         )
-        model = {"name": recognised.row.model, "args": dict(recognised.args)}
         if is_microsofts:
             model["args"]["pool_eps"] = 1e-9
-        backbone = {
-            name: backbone[published_name]
-            for name, published_name in recognised.names.items()
-        }
 
     for name, tensor in backbone.items():
         state[f"backbone.{name}"] = tensor
     return Translated(model=model, frontend=frontend, state=state)
+
+
+def _split(
+    renamed: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of the front end, and those of the backbone."""
+    frontend: dict[str, Tensor] = {}
+    backbone: dict[str, Tensor] = {}
+    for name, tensor in renamed.items():
+        if name.startswith(FRONT_END):
+            frontend[name] = tensor
+        else:
+            backbone[name] = tensor
+    return frontend, backbone
 
 
 def rename(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
@@ -229,19 +230,44 @@ def rename(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     return renamed
 
 
+def _recognised_backbone(
+    backbone: Mapping[str, Tensor],
+    foreign: ForeignConfig,
+    *,
+    feat_dim: int,
+    where: str,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the section `model` of one of WeSpeaker's networks, and its tensors by our names."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
+    recognised = recognise(
+        shapes,
+        toolkits=("wespeaker",),
+        pooling=foreign.pooling,
+        feat_dim=feat_dim,
+        where=where,
+    )
+    state: dict[str, Tensor] = {}
+    for name, published_name in recognised.names.items():
+        state[name] = backbone[published_name]
+    model = {"name": recognised.row.model, "args": dict(recognised.args)}
+    return model, state
+
+
 def _adapter_mfa(
     backbone: Mapping[str, Tensor], num_layers: int
 ) -> tuple[dict[str, Any], list[int]]:
     """Return the section `model`, and the first and last state, of W2VBert_Adapter_MFA."""
-    num_adapters = sum(
-        name.startswith("adapter_layers.") and name.endswith(".0.bias")
-        for name in backbone
-    )
+    # Each adapter has one tensor of this name.
+    num_adapters = 0
+    for name in backbone:
+        if name.startswith("adapter_layers.") and name.endswith(".0.bias"):
+            num_adapters += 1
     args = {
         "embed_dim": len(backbone["bottleneck.weight"]),
         "adapter_dim": len(backbone["adapter_layers.0.0.weight"]),
     }
-    # The last states have adapters, usually all.
+    # The last states have adapters, usually all: of the states 0 to 24, 25 adapters have those from
+    # 24 + 1 - 25 = 0 on.
     first_state = num_layers + 1 - num_adapters
     return {"name": "adapter_mfa", "args": args}, [first_state, num_layers]
 
@@ -261,10 +287,14 @@ def _pmfa(
 
 def merge_adapters(renamed: dict[str, Tensor], foreign: ForeignConfig) -> None:
     """Add the adapters of a first stage (LoRA) to the weights that they adapt, in place."""
-    for name in [name for name in renamed if name.endswith(LORA_A)]:
+    # A list, because the tensors of adapters are removed in the loop.
+    for name in list(renamed):
+        if not name.endswith(LORA_A):
+            continue
         layer = name.removesuffix(LORA_A)
         a_RI = renamed.pop(name)
         b_OR = renamed.pop(f"{layer}.lora_B")
-        scale = foreign.lora_alpha() / len(a_RI)
+        rank = len(a_RI)
+        scale = foreign.lora_alpha() / rank
         weight_OI = renamed[f"{layer}.weight"]
         renamed[f"{layer}.weight"] = weight_OI + scale * (b_OR @ a_RI)

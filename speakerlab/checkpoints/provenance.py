@@ -48,19 +48,20 @@ def commit() -> str:
         name = ask_git(root, "describe", "--always", "--dirty", "--abbrev=12")
         return name or "unknown"
 
-    named = os.environ.get(COMMIT_VARIABLE, "")
+    recorded_commit = os.environ.get(COMMIT_VARIABLE, "")
     archive = root / ARCHIVED_COMMIT
-    if not named and archive.exists():
-        named = archive.read_text("utf-8").strip()
-    if named and not named.startswith("$Format"):
-        return named[:12]
+    if not recorded_commit and archive.exists():
+        recorded_commit = archive.read_text("utf-8").strip()
+    # In a copy that `git archive` did not make, the file has the format instead of a commit.
+    if recorded_commit and not recorded_commit.startswith("$Format"):
+        return recorded_commit[:12]
 
     # pip writes this file when it installs from a repository.
     info = f"{FOLDERS}-{speakerlab.__version__}.dist-info"
-    installed = root / info / "direct_url.json"
+    origin_file = root / info / "direct_url.json"
     origin: dict[str, Any] = {}
-    if installed.exists():
-        text = installed.read_text("utf-8")
+    if origin_file.exists():
+        text = origin_file.read_text("utf-8")
         origin = json.loads(text)
     repository = origin.get("vcs_info", {})
     commit_id = repository.get("commit_id", "unknown")

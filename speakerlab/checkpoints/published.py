@@ -128,14 +128,15 @@ def _with_whole_front_end(
     config: Config,
 ) -> tuple[dict[str, Tensor], Config]:
     """Return tensors and settings of an embedder that needs no base, with adapters merged."""
-    others = {
-        name: tensor
-        for name, tensor in state.items()
-        if not name.startswith("frontend.")
-    }
-    whole = {f"frontend.{name}": tensor for name, tensor in frontend.whole().items()}
+    whole_state: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if not name.startswith("frontend."):
+            whole_state[name] = tensor
+    for name, tensor in frontend.whole().items():
+        whole_state[f"frontend.{name}"] = tensor
     section = {**config.frontend, "lora": None, "weights": "whole"}
-    return {**others, **whole}, config.model_copy(update={"frontend": section})
+    whole_config = config.model_copy(update={"frontend": section})
+    return whole_state, whole_config
 
 
 def refuse_other_folder(folder: Path) -> None:
@@ -165,16 +166,18 @@ def refuse_loss(folder: Path, sha256: str, name: str = EMBEDDER) -> None:
 
     Another model may be the only copy, and what `calibrate` learned is in no import.
     """
-    others = [folder / other for other in (EMBEDDER, SEGMENTER) if other != name]
     weights = folder / name
-    is_other = weights.exists() and file_sha256(weights) != sha256
-    if is_other or any(other.exists() for other in others):
+    is_other_model = weights.exists() and file_sha256(weights) != sha256
+    for kind in (EMBEDDER, SEGMENTER):
+        if kind != name and (folder / kind).exists():
+            is_other_model = True
+    if is_other_model:
         raise ValueError(
             f"{folder}: already exists; use --force to replace its model, which is"
             " another one, or give another --out"
         )
-    for name in (CALIBRATION, TUNING):
-        file = folder / name
+    for learned in (CALIBRATION, TUNING):
+        file = folder / learned
         if file.exists():
             raise ValueError(
                 f"{file}: already exists; use --force to replace its folder without"
@@ -306,16 +309,16 @@ def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
     """Read the weights of a module; ValueError if the names or shapes in the file differ."""
     wanted = module.state_dict()
     loaded = read_tensors(path)
-    odd: list[str] = []
+    unfit: list[str] = []
     all_names = wanted.keys() | loaded.keys()
     for name in sorted(all_names):
         is_in_both = name in wanted and name in loaded
         if not is_in_both or wanted[name].shape != loaded[name].shape:
-            odd.append(name)
-    if odd:
+            unfit.append(name)
+    if unfit:
         raise ValueError(
-            f"{path}: is not of the configured model: {len(odd)} tensors are missing,"
-            f" unexpected or of another shape ({', '.join(odd[:3])}); use its model"
+            f"{path}: is not of the configured model: {len(unfit)} tensors are missing,"
+            f" unexpected or of another shape ({', '.join(unfit[:3])}); use its model"
             " section"
         )
     return loaded
@@ -323,9 +326,12 @@ def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write tensors atomically, with the permissions of any other file."""
-    # safetensors refuses tensors that are not contiguous.
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        tensors[name] = tensor.detach().cpu().contiguous()
+        on_cpu = tensor.detach().cpu()
+        # safetensors refuses tensors that are not contiguous.
+        tensors[name] = on_cpu.contiguous()
+    # Not `save_file`, whose error on a full disk is no OSError.
+    content = save(tensors)
     with replacing(path) as partial:
-        partial.write_bytes(save(tensors))
+        partial.write_bytes(content)

@@ -131,19 +131,25 @@ def _interpret(
     feat_dim: int,
 ) -> Iterator[tuple[Recognised, dict[str, Shape]]]:
     """Yield each combination of arguments that a row leaves open, and the shapes of its tensors."""
-    # Our name -> published name. If two published tensors would get one name, the second keeps its
-    # own, so that it counts as unexpected instead of replacing the first.
+    # Our name -> published name.
     names: dict[str, str] = {}
-    for published in shapes:
-        ours = to_our_name(published, model=row.model, toolkit=row.toolkit)
-        if ours:
-            names[published if ours in names else ours] = published
+    for published_name in shapes:
+        our_name = to_our_name(published_name, model=row.model, toolkit=row.toolkit)
+        # A tensor that has no part in the embedding.
+        if not our_name:
+            continue
+        # If two published tensors would get one name, the second keeps its own, so that it counts
+        # as unexpected instead of replacing the first.
+        if our_name in names:
+            our_name = published_name
+        names[our_name] = published_name
     our_shapes: dict[str, Shape] = {}
-    for ours, published in names.items():
-        our_shapes[ours] = shapes[published]
+    for our_name, published_name in names.items():
+        our_shapes[our_name] = shapes[published_name]
     # Without any tensor that shows a size, the checkpoint is of another architecture: there is no
     # need to build models and compare them.
-    if not our_shapes.keys() & row.sizes.values():
+    size_tensors = set(row.sizes.values())
+    if size_tensors.isdisjoint(our_shapes):
         return
 
     shape_args = _args_from_shapes(row, our_shapes)
@@ -156,11 +162,12 @@ def _interpret(
             usual_pooling = "astp"
         args["pooling"] = pooling or usual_pooling
     # The shapes may also show arguments that this constructor does not have, such as `blocks`.
-    args = {name: value for name, value in args.items() if name in parameters}
+    our_args = {name: value for name, value in args.items() if name in parameters}
 
+    # Each combination of the choices; one without any, if there are none.
     for values in itertools.product(*row.choices.values()):
         chosen_args = dict(zip(row.choices, values))
-        full_args = complete_args(row.model, {**args, **chosen_args})
+        full_args = complete_args(row.model, {**our_args, **chosen_args})
         # A tuple, because the cache of `_shapes_of` needs arguments that can be hashed.
         items = tuple(full_args.items())
         wanted = _shapes_of(row.model, feat_dim, items)
@@ -222,11 +229,12 @@ def _count_blocks(names: Iterable[str]) -> tuple[int, ...]:
     last_block: dict[int, int] = {}
     for name in names:
         match = re.match(r"layer(\d)\.(\d+)\.", name)
-        if match:
-            stage = int(match[1])
-            block = int(match[2])
-            last_so_far = last_block.get(stage, 0)
-            last_block[stage] = max(block, last_so_far)
+        if match is None:
+            continue
+        stage = int(match[1])
+        block = int(match[2])
+        last_so_far = last_block.get(stage, 0)
+        last_block[stage] = max(block, last_so_far)
     # Blocks are numbered from 0.
     stages = sorted(last_block)
     return tuple(last_block[stage] + 1 for stage in stages)

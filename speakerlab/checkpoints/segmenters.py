@@ -5,7 +5,7 @@ kind. The sizes follow from their shapes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ from speakerlab.core.shapes import shapes_only
 LOW_HZ = "sincnet.conv1d.0.filterbank.low_hz_"
 # Constants of the filters, which are computed here.
 CONSTANTS = tuple(f"sincnet.conv1d.0.filterbank.{name}" for name in ("window_", "n_"))
+# Argument of our network -> a tensor, and the axis that has its size.
+SIZES = {
+    "channels": ("sincnet.conv1d.1.weight", 0),
+    "lstm_dim": ("lstm.weight_hh_l0", 1),
+    "linear_dim": ("linear.0.weight", 0),
+}
 WINDOW_SECONDS = 10.0
 
 
@@ -62,18 +68,16 @@ def import_segmenter(
             state[f"backbone.{name}"] = tensor
     with shapes_only():
         wanted = build_segmenter(config).state_dict()
-    odd = [
-        name.removeprefix("backbone.")
-        for name in sorted(wanted.keys() | state.keys())
-        if name not in wanted
-        or name not in state
-        or wanted[name].shape != state[name].shape
-    ]
-    if odd:
+    unfit: list[str] = []
+    for name in sorted(wanted.keys() | state.keys()):
+        is_in_both = name in wanted and name in state
+        if not is_in_both or wanted[name].shape != state[name].shape:
+            unfit.append(name.removeprefix("backbone."))
+    if unfit:
         raise ValueError(
-            f"{path}: is not a PyanNet as in pyannote/segmentation-3.0: {len(odd)}"
+            f"{path}: is not a PyanNet as in pyannote/segmentation-3.0: {len(unfit)}"
             f" tensors are missing, unexpected or of another shape"
-            f" ({', '.join(odd[:3])}); nothing was imported"
+            f" ({', '.join(unfit[:3])}); nothing was imported"
         )
     segmenter = build_segmenter(config)
     segmenter.load_state_dict(state)
@@ -93,29 +97,30 @@ def import_segmenter(
 def _sizes(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
     """Return the arguments of the network; ValueError for other sets of speakers."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    classes = shapes.get("classifier.weight", (0,))[0]
-    if classes != NUM_SETS:
+    classifier_shape = shapes.get("classifier.weight", (0,))
+    num_classes = classifier_shape[0]
+    if num_classes != NUM_SETS:
         raise ValueError(
-            f"{path}: is a segmentation network with {classes} classes; only those with"
+            f"{path}: is a segmentation network with {num_classes} classes; only those with"
             f" {NUM_SETS} can be used: sets of at most two of three speakers"
         )
     args: dict[str, Any] = {
+        # A band has two filters, a cosine and a sine.
         "num_filters": 2 * shapes[LOW_HZ][0],
-        "lstm_layers": _count(shapes, r"lstm\.weight_hh_l(\d+)"),
-        "linear_layers": _count(shapes, r"linear\.(\d+)\.weight"),
+        "lstm_layers": _count_layers(shapes, r"lstm\.weight_hh_l(\d+)"),
+        "linear_layers": _count_layers(shapes, r"linear\.(\d+)\.weight"),
     }
-    # Argument -> a tensor, and the axis that has its size.
-    for arg, (name, axis) in {
-        "channels": ("sincnet.conv1d.1.weight", 0),
-        "lstm_dim": ("lstm.weight_hh_l0", 1),
-        "linear_dim": ("linear.0.weight", 0),
-    }.items():
+    for arg, (name, axis) in SIZES.items():
         if name in shapes:
             args[arg] = shapes[name][axis]
     return args
 
 
-def _count(names: Mapping[str, Any], pattern: str) -> int:
-    """Return the number of layers, whose numbers begin at 0."""
-    numbers = [re.fullmatch(pattern, name) for name in names]
-    return 1 + max((int(match[1]) for match in numbers if match), default=-1)
+def _count_layers(names: Iterable[str], pattern: str) -> int:
+    """Return the number of layers: one more than the largest number in their names."""
+    num_layers = 0
+    for name in names:
+        match = re.fullmatch(pattern, name)
+        if match is not None:
+            num_layers = max(num_layers, int(match[1]) + 1)
+    return num_layers

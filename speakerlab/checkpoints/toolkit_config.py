@@ -95,20 +95,21 @@ class ForeignConfig:
         """Return the number of mel bins."""
         if self.kind == "tfmel":
             tfmel = self._section("dataset_args", "tfmel_args")
-            return self._whole(
-                "dataset_args.tfmel_args.n_mels", tfmel.get("n_mels", 80)
-            )
+            num_bins = tfmel.get("n_mels", 80)
+            return self._whole_number("dataset_args.tfmel_args.n_mels", num_bins)
         if self.toolkit == "3dspeaker":
             model = self._section("embedding_model", "args")
-            key, num_bins = self._of_extractor(
-                "n_mels", otherwise="fbank_dim", usual=model.get("feat_dim", 80)
+            key, num_bins = self._extractor_setting(
+                "n_mels",
+                otherwise="fbank_dim",
+                usual=model.get("feat_dim", 80),
             )
-            return self._whole(key, self._value(num_bins))
-        # Without it, the input size of the model.
+            return self._whole_number(key, self._value(num_bins))
         fbank = self._section("dataset_args", "fbank_args")
         model = self._section("model_args")
-        num_bins = fbank.get("num_mel_bins", model.get("feat_dim", 80))
-        return self._whole("dataset_args.fbank_args.num_mel_bins", num_bins)
+        input_size = model.get("feat_dim", 80)
+        num_bins = fbank.get("num_mel_bins", input_size)
+        return self._whole_number("dataset_args.fbank_args.num_mel_bins", num_bins)
 
     @property
     def kind(self) -> str:
@@ -151,12 +152,12 @@ class ForeignConfig:
         name = extractor.get("obj", EXTRACTOR)
         if name != EXTRACTOR:
             raise self._refusal("feature_extractor.obj", name)
-        self._refuse_others(where, args, EXTRACTOR_ARGS)
+        self._refuse_unknown(where, args, EXTRACTOR_ARGS)
 
-        key, rate = self._of_extractor(
+        key, rate = self._extractor_setting(
             "sample_rate", otherwise="sample_rate", usual=16000
         )
-        sample_rate = self._whole(key, rate)
+        sample_rate = self._whole_number(key, rate)
         if "n_mels" not in args:
             self._refuse_synonyms(BIN_KEYS, self.feat_dim, f"{where}.n_mels")
         if "sample_rate" not in args:
@@ -187,10 +188,10 @@ class ForeignConfig:
         fbank = self._section(where, "fbank_args")
         cmvn = self._section(where, "cmvn_args")
         tfmel = self._section(where, "tfmel_args")
-        self._refuse_others(f"{where}.fbank_args", fbank, FBANK_ARGS)
-        self._refuse_others(f"{where}.cmvn_args", cmvn, CMVN_ARGS)
+        self._refuse_unknown(f"{where}.fbank_args", fbank, FBANK_ARGS)
+        self._refuse_unknown(f"{where}.cmvn_args", cmvn, CMVN_ARGS)
         if self.kind == "tfmel":
-            self._refuse_others(f"{where}.tfmel_args", tfmel, TFMEL_ARGS)
+            self._refuse_unknown(f"{where}.tfmel_args", tfmel, TFMEL_ARGS)
         has_our_tfmel = TFMEL.items() <= tfmel.items()
         if self.kind not in ("fbank", "tfmel"):
             raise self._refusal(f"{where}.frontend", self.kind)
@@ -211,7 +212,7 @@ class ForeignConfig:
             )
 
         rate_key = f"{where}.resample_rate"
-        sample_rate = self._whole(rate_key, data.get("resample_rate", 16000))
+        sample_rate = self._whole_number(rate_key, data.get("resample_rate", 16000))
         mean_norm = self.subtracts_mean()
         if self.kind == "tfmel":
             # It subtracts the mean itself.
@@ -237,15 +238,16 @@ class ForeignConfig:
         if self.kind != "fbank":
             return
         fbank = self._section("dataset_args", "fbank_args")
+        # Setting, its other names, and the value that it has without its key.
         settings = (
             ("num_mel_bins", BIN_KEYS, self.feat_dim),
             ("frame_length", LENGTH_KEYS, 25),
             ("frame_shift", SHIFT_KEYS, 10),
         )
-        for name, synonyms, usual in settings:
+        for name, synonyms, assumed in settings:
             if name not in fbank:
                 key = f"dataset_args.fbank_args.{name}"
-                self._refuse_synonyms(synonyms, usual, key)
+                self._refuse_synonyms(synonyms, assumed, key)
 
     def subtracts_mean(self) -> bool:
         """Return whether the mean over time of WeSpeaker's features is subtracted."""
@@ -270,9 +272,13 @@ class ForeignConfig:
         """Return the first and the last block of Whisper that are pooled, counted from 0."""
         args = self._section("dataset_args", "whisper_encoder_args")
         where = "dataset_args.whisper_encoder_args"
-        first = self._whole(f"{where}.layer_st", args.get("layer_st", 16))
-        last = self._whole(f"{where}.layer_ed", args.get("layer_ed", 23))
-        return first, last
+        # The defaults of WeSpeaker's front end.
+        first = args.get("layer_st", 16)
+        last = args.get("layer_ed", 23)
+        return (
+            self._whole_number(f"{where}.layer_st", first),
+            self._whole_number(f"{where}.layer_ed", last),
+        )
 
     def head(self) -> dict[str, Any] | None:
         """Return our head that matches the published one, None if we have no such kind."""
@@ -287,8 +293,8 @@ class ForeignConfig:
         if kind not in HEADS:
             return None
         name = HEADS[kind]
-        our_args: dict[str, Any] = {}
-        our_args["scale"] = self._value(args.get("scale", 32.0))
+        scale = self._value(args.get("scale", 32.0))
+        our_args: dict[str, Any] = {"scale": scale}
         # Only an angular margin has an easy variant.
         if name == "aam_softmax":
             easy_margin = self._value(args.get("easy_margin", False))
@@ -318,12 +324,12 @@ class ForeignConfig:
         """
         for key, value in _values_by_key(self.values):
             *_, name = key.split(".")
-            if not synonyms.fullmatch(name) or self._value(value) in (None, assumed):
-                continue
-            raise ValueError(
-                f"{self.path}: {key} is {value}, but {setting} is missing, for which"
-                f" {assumed:g} would be assumed; add {setting}: VALUE to this file"
-            )
+            is_synonym = synonyms.fullmatch(name) is not None
+            if is_synonym and self._value(value) not in (None, assumed):
+                raise ValueError(
+                    f"{self.path}: {key} is {value}, but {setting} is missing, for which"
+                    f" {assumed:g} would be assumed; add {setting}: VALUE to this file"
+                )
 
     def _section(self, *keys: str) -> Mapping[str, Any]:
         """Return the section at a path of keys, empty if missing; ValueError if it is none."""
@@ -356,7 +362,7 @@ class ForeignConfig:
             value = self.values[key]
         return value
 
-    def _of_extractor(
+    def _extractor_setting(
         self, name: str, *, otherwise: str, usual: object
     ) -> tuple[str, object]:
         """Return the key and the value of an argument of 3D-Speaker's extractor.
@@ -365,10 +371,12 @@ class ForeignConfig:
         """
         args = self._section("feature_extractor", "args")
         if name in args:
-            return f"feature_extractor.args.{name}", self._value(args[name])
-        return otherwise, self._value(self.values.get(otherwise, usual))
+            key = f"feature_extractor.args.{name}"
+            return key, self._value(args[name])
+        top_level_value = self.values.get(otherwise, usual)
+        return otherwise, self._value(top_level_value)
 
-    def _refuse_others(
+    def _refuse_unknown(
         self, where: str, section: Mapping[str, Any], names: Collection[str]
     ) -> None:
         """Refuse an argument of features that the toolkit's own code does not have."""
@@ -387,7 +395,7 @@ class ForeignConfig:
             " imported"
         )
 
-    def _whole(self, key: str, value: object) -> int:
+    def _whole_number(self, key: str, value: object) -> int:
         """Return a size of features; ValueError for anything but a whole number in the range."""
         # Not `isinstance`: True is an instance of int.
         is_whole = type(value) is int

@@ -75,7 +75,7 @@ def position_scores(attention: Any, query_BHTE: Tensor) -> Tensor:
     Frames that are more than 64 before or 8 after, as published, have the embedding of the limit.
     """
     num_frames = query_BHTE.shape[2]
-    # The last distance, of no two frames, is for `select_distances`.
+    # From 1 - T to T - 1, and T, which no two frames have, for `select_distances`.
     distance_R = torch.arange(1 - num_frames, num_frames + 1, device=query_BHTE.device)
     left = attention.left_max_position_embeddings
     right = attention.right_max_position_embeddings
@@ -91,12 +91,17 @@ def select_distances(scores_BHTR: Tensor) -> Tensor:
 
     That of frames i and j has the index j - i + T - 1 in row i: from one row to the next it falls
     by one. So in the same values, without the first T - 1 and the last, taken as rows of R - 1
-    instead of R, frame j has the index j in every row.
+    instead of R, frame j has the index j in every row. With T = 3, the distances of each row are
+    -2 ... 3, and [ ] encloses the scores that are wanted:
+
+        -2 -1 [0  1  2] 3                    [0  1  2] 3 -2
+        -2 [-1  0  1] 2 3    becomes rows    [-1  0  1] 2 3
+        [-2 -1  0] 1  2 3                    [-2 -1  0] 1 2
     """
     _, _, num_frames, num_distances = scores_BHTR.shape
-    values = scores_BHTR.flatten(2)
-    values = values[..., num_frames - 1 : -1]
-    rows = values.unflatten(2, (num_frames, num_distances - 1))
+    scores = scores_BHTR.flatten(2)
+    scores = scores[..., num_frames - 1 : -1]
+    rows = scores.unflatten(2, (num_frames, num_distances - 1))
     return rows[..., :num_frames]
 
 

@@ -27,13 +27,16 @@ VARIANCE_FLOOR = 1e-7
 def normalised(x: Tensor, *, correction: int) -> Tensor:
     """Return `x` with mean 0 and variance 1 over dimension 1.
 
-    correction: the variance divides by so many values less than there are.
+    correction: as in `torch.var`, 1 to divide the sum of squares of n values by n - 1, 0 by n.
     """
     # Not torch.var_mean: on a CPU, it takes eight times as long.
-    centred = x - x.mean(1, keepdim=True)
+    mean = x.mean(1, keepdim=True)
+    centred = x - mean
+    sum_of_squares = centred.square().sum(1, keepdim=True)
     num_values = x.shape[1] - correction
-    variance = centred.square().sum(1, keepdim=True) / num_values
-    return centred / (variance + VARIANCE_FLOOR).sqrt()
+    variance = sum_of_squares / num_values
+    deviation = (variance + VARIANCE_FLOOR).sqrt()
+    return centred / deviation
 
 
 class EncoderInput(nn.Module):
@@ -89,7 +92,9 @@ class Waves(EncoderInput):
         super().__init__()
         self.sample_rate = sampling_rate
         self.do_normalize = do_normalize
-        # A frame of each convolution spans its kernel, in frames of the convolution before it.
+        # A frame of each convolution spans its kernel, in frames of the convolution before it. For
+        # example, with kernels 10 and 3 and strides 5 and 2: a frame of the first takes 10 samples,
+        # every 5; one of the second takes 10 + 2 * 5 = 20 samples, every 10.
         self.frame_shift = 1
         self.min_samples = 1
         for kernel, stride in zip(kernels, strides):
@@ -157,12 +162,14 @@ class StackedFbank(EncoderInput):
         feats_BUF = normalised(feats_BUF, correction=1)
 
         # Of each `stride` frames the first, the second, ...; an odd frame at the end is left out.
+        # For example, of 5 frames with stride 2: the frames 0 and 2 beside the frames 1 and 3.
         num_frames = feats_BUF.shape[1]
         side_by_side: list[Tensor] = []
         for index in range(self.stride):
             later_frames = self.stride - 1 - index
             end = num_frames - later_frames
-            side_by_side.append(feats_BUF[:, index : end : self.stride])
+            every_stride_BTF = feats_BUF[:, index : end : self.stride]
+            side_by_side.append(every_stride_BTF)
         return torch.cat(side_by_side, dim=2)
 
 
@@ -237,6 +244,8 @@ class WhisperMel(EncoderInput):
         power_BKU = real_BKU + imaginary_BKU
         energy_BFU = self.get_buffer("mel_FK") @ power_BKU
         log_BFU = energy_BFU.clamp_min(1e-10).log10()
+        # 8 in log10 of energies are 80 dB.
         loudest_B11 = log_BFU.amax(dim=(1, 2), keepdim=True)
-        log_BFU = torch.maximum(log_BFU, loudest_B11 - 8.0)
+        quietest_B11 = loudest_B11 - 8.0
+        log_BFU = torch.maximum(log_BFU, quietest_B11)
         return (log_BFU + 4.0) / 4.0

@@ -27,7 +27,9 @@ def wav2vec_states(encoder: Any, wave_BS: Tensor, run: RunLayer) -> Iterator[Ten
     feats_BCT = encoder.feature_extractor(wave_BS)
     projected = encoder.feature_projection(feats_BCT.transpose(1, 2))
     # All but HuBERT return the features, too.
-    state_BTH = projected[0] if isinstance(projected, tuple) else projected
+    state_BTH = projected
+    if isinstance(projected, tuple):
+        state_BTH = projected[0]
 
     transformer = encoder.encoder
     state_BTH = state_BTH + transformer.pos_conv_embed(state_BTH)
@@ -38,18 +40,20 @@ def wav2vec_states(encoder: Any, wave_BS: Tensor, run: RunLayer) -> Iterator[Ten
     state_BTH = transformer.dropout(state_BTH)
     yield state_BTH
 
-    last = encoder.config.num_hidden_layers - 1
+    last_index = encoder.config.num_hidden_layers - 1
     is_wavlm = encoder.config.model_type == "wavlm"
     position_bias = None
     for index, layer in enumerate(transformer.layers):
         if is_wavlm:
             # The first layer computes a bias that all layers use.
             state_BTH, position_bias = run(
-                layer, state_BTH, position_bias=position_bias
+                layer,
+                state_BTH,
+                position_bias=position_bias,
             )
         else:
             state_BTH = run(layer, state_BTH)
-        if index == last and is_stable:
+        if index == last_index and is_stable:
             state_BTH = transformer.layer_norm(state_BTH)
         yield state_BTH
 
@@ -75,10 +79,10 @@ def whisper_states(encoder: Any, mel_BFU: Tensor, run: RunLayer) -> Iterator[Ten
     state_BTH = F.dropout(state_BTH, p=encoder.dropout, training=encoder.training)
     yield state_BTH
 
-    last = encoder.config.encoder_layers - 1
+    last_index = encoder.config.encoder_layers - 1
     for index, layer in enumerate(encoder.layers):
-        state_BTH = run(layer, state_BTH, None)
-        if index == last:
+        state_BTH = run(layer, state_BTH, None)  # no attention mask
+        if index == last_index:
             state_BTH = encoder.layer_norm(state_BTH)
         yield state_BTH
 
@@ -96,7 +100,8 @@ class Family(NamedTuple):
     channels: str  # key in config.json
     # Beginnings of the names of the encoder's tensors in a file that has more than the encoder.
     prefixes: tuple[str, ...]
-    # Normalises the state of the very last layer; "": no part does, or another state needs it too.
+    # Name of the part that normalises the state of the very last layer and no other state; "" if
+    # there is none. Where the last layer is left out, this part has no use.
     final_norm: Callable[[Mapping[str, Any]], str] = lambda architecture: ""
 
 
@@ -155,9 +160,10 @@ def build_encoder(family: Family, architecture: Mapping[str, Any]) -> nn.Module:
     """
     import importlib
 
-    def part(path: str) -> Any:
-        module, _, name = path.partition(":")
-        return getattr(importlib.import_module(f"transformers.models.{module}"), name)
+    def find_class(path: str) -> Any:
+        module_name, _, class_name = path.partition(":")
+        module = importlib.import_module(f"transformers.models.{module_name}")
+        return getattr(module, class_name)
 
     values = {
         **architecture,
@@ -167,5 +173,6 @@ def build_encoder(family: Family, architecture: Mapping[str, Any]) -> nn.Module:
         "mask_feature_prob": 0.0,
         "apply_spec_augment": False,
     }
-    settings = part(family.settings)(**values)
-    return part(family.encoder)(settings)
+    settings_class = find_class(family.settings)
+    encoder_class = find_class(family.encoder)
+    return encoder_class(settings_class(**values))

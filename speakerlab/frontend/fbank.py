@@ -67,7 +67,9 @@ def mel_matrix(
             f"{sample_rate / 2:g} Hz; change low_freq or high_freq"
         )
 
-    # Corners in even steps of mel: triangle F rises from left_F, and falls after one step.
+    # Corners in even steps of mel: a triangle rises from its left corner for one step and falls for
+    # another. So half a step from the corner, rise is 0.5 and fall 1.5; at one and a half, 1.5 and
+    # 0.5: the weight is the smaller one.
     edge_hertz = torch.tensor([low_freq, high_freq], dtype=torch.float64)
     lowest_mel, highest_mel = mel(edge_hertz)
     step = (highest_mel - lowest_mel) / (num_mel_bins + 1)
@@ -193,7 +195,7 @@ class Fbank(nn.Module):
                 f"fbank: frames of {frame_length_ms:g} ms every {frame_shift_ms:g} ms"
                 " are too short or too long; change frame_length_ms or frame_shift_ms"
             )
-        # The next power of two.
+        # The next power of two: 512 for 400 samples.
         num_bits = (self.frame_length - 1).bit_length()
         self.num_fft = 1 << num_bits
         self.sample_rate = sample_rate
@@ -324,7 +326,8 @@ class Fbank(nn.Module):
         end = num_samples + num_after
         index = torch.arange(-num_before, end, device=wave_BS.device)
 
-        # A reflected wave repeats after twice its length: forwards, then backwards.
+        # A reflected wave repeats after twice its length: forwards, then backwards. For example,
+        # with 4 samples and 2 more on both sides, the index is 1 0, 0 1 2 3, 3 2.
         # (The divisor is a tensor because ONNX takes no symbolic scalar here.)
         period = 2 * num_samples
         index %= torch.full_like(index, period)

@@ -1,8 +1,9 @@
 """Low-rank adaptation (LoRA): a linear layer learns the product of two narrow matrices.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, arXiv 2106.09685.
-The weight W (O, I) stays as it is; the layer computes x (W + alpha / rank * B A)^T, with
-A (rank, I) and B (O, rank). B begins at zero, so an adapted model begins as the original.
+The weight W (O, I) stays as it is; the layer computes x (W + alpha / R * B A)^T, with A (R, I) and
+B (O, R). B begins at zero, so an adapted model begins as the original.
+Letters: O outputs, I inputs, R rank.
 """
 
 import math
@@ -35,14 +36,18 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        # Not as an attribute: that name is the property below.
-        self._parameters["weight"] = nn.Parameter(linear.weight, requires_grad=False)
+        # Saved as `weight`, but not set as an attribute: that is the property below.
+        weight_OI = nn.Parameter(linear.weight, requires_grad=False)
+        self._parameters["weight"] = weight_OI
         self.bias = linear.bias
         self.scale = lora.alpha / lora.rank
+
+        # As torch.nn.Linear begins.
         a_RI = torch.empty(lora.rank, linear.in_features)
         nn.init.kaiming_uniform_(a_RI, a=math.sqrt(5))
+        b_OR = torch.zeros(linear.out_features, lora.rank)
         self.lora_A = nn.Parameter(a_RI)
-        self.lora_B = nn.Parameter(torch.zeros(linear.out_features, lora.rank))
+        self.lora_B = nn.Parameter(b_OR)
 
     @property
     def weight(self) -> Tensor:
@@ -88,9 +93,12 @@ def add_lora(module: nn.Module, lora: Lora) -> None:
     if lora.rank < 1:
         raise ValueError(f"frontend.lora.rank: {lora.rank} is below 1; raise it")
     module.requires_grad_(False)
-    linears = {
-        name: part for name, part in module.named_modules() if type(part) is nn.Linear
-    }
+    linears: dict[str, nn.Linear] = {}
+    for name, layer in module.named_modules():
+        # Not `isinstance`: a subclass may compute something else.
+        if type(layer) is nn.Linear:
+            linears[name] = layer
+
     last_names = sorted({name.rpartition(".")[2] for name in linears})
     for target in lora.targets:
         if target not in last_names:
@@ -99,25 +107,30 @@ def add_lora(module: nn.Module, lora: Lora) -> None:
                 f" some of {', '.join(last_names)}"
             )
     for name, linear in linears.items():
-        parent, _, last_name = name.rpartition(".")
-        if last_name in lora.targets:
-            adapted = LoraLinear(linear, lora)
-            setattr(module.get_submodule(parent), last_name, adapted)
+        if name.rpartition(".")[2] in lora.targets:
+            _replace_layer(module, name, LoraLinear(linear, lora))
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the state dict that a module would have without adapters, computing the same."""
     state = dict(module.state_dict())
-    for name, part in module.named_modules():
-        if isinstance(part, LoraLinear):
-            state[f"{name}.weight"] = part.weight.detach()
-            del state[f"{name}.lora_A"], state[f"{name}.lora_B"]
+    for name, layer in module.named_modules():
+        if isinstance(layer, LoraLinear):
+            state[f"{name}.weight"] = layer.weight.detach()
+            del state[f"{name}.lora_A"]
+            del state[f"{name}.lora_B"]
     return state
 
 
 def merge_lora(module: nn.Module) -> None:
     """Replace every adapted layer in a module by a plain one that computes the same."""
-    for name, part in list(module.named_modules()):
-        if isinstance(part, LoraLinear):
-            parent, _, last_name = name.rpartition(".")
-            setattr(module.get_submodule(parent), last_name, part.merged())
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, LoraLinear):
+            _replace_layer(module, name, layer.merged())
+
+
+def _replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put another layer in the place of the one with this name in a module."""
+    parent_name, _, last_name = name.rpartition(".")
+    parent = module.get_submodule(parent_name)
+    setattr(parent, last_name, layer)

@@ -125,10 +125,11 @@ class PretrainedFrontEnd(nn.Module):
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm
         self.variance_norm = variance_norm
-        num_channels = architecture[self.family.channels]
-        self.num_channels = num_channels  # of a state
-        self.feat_dim = num_channels * (self.num_layers if joins_layers else 1)
-        if not joins_layers:
+        self.num_channels: int = architecture[self.family.channels]  # of a state
+        self.feat_dim = self.num_channels
+        if joins_layers:
+            self.feat_dim *= self.num_layers
+        else:
             # Equal weights at first; the sum of the weights is 1.
             self.layer_weights = nn.Parameter(torch.zeros(self.num_layers))
         if lora is not None:
@@ -259,20 +260,23 @@ class PretrainedFrontEnd(nn.Module):
 
     def whole(self) -> dict[str, Tensor]:
         """Return the state dict that the model would have if it were merged."""
-        state = {f"encoder.{name}": t for name, t in merged_state(self.encoder).items()}
+        state: dict[str, Tensor] = {}
+        for name, tensor in merged_state(self.encoder).items():
+            state[f"encoder.{name}"] = tensor
         if not self.joins_layers:
             state["layer_weights"] = self.layer_weights
         return state
 
     def saved_elsewhere(self) -> set[str]:
         """Return the names of the parameters that are saved with the base only."""
+        names: set[str] = set()
         if self.weights == "whole":
-            return set()
-        return {
-            f"encoder.{name}"
-            for name, parameter in self.encoder.named_parameters()
-            if not parameter.requires_grad
-        }
+            return names
+        # What is trained differs from the base.
+        for name, parameter in self.encoder.named_parameters():
+            if not parameter.requires_grad:
+                names.add(f"encoder.{name}")
+        return names
 
 
 def _leave_out_base(
@@ -288,14 +292,15 @@ def _leave_out_base(
 def _expect_no_base(module: nn.Module, incompatible: Any) -> None:
     """Accept a state dict without what is saved with the base."""
     assert isinstance(module, PretrainedFrontEnd)
-    elsewhere = module.saved_elsewhere()
-    missing: list[str] = incompatible.missing_keys
-    # The names begin with the name of the front end in the module that is loaded.
-    missing[:] = [
-        name
-        for name in missing
-        if not any(name.endswith(f".{inner}") or name == inner for inner in elsewhere)
-    ]
+    names_in_front_end = module.saved_elsewhere()
+    # In a larger module that is loaded, the name of the front end comes before them.
+    endings = tuple(f".{name}" for name in names_in_front_end)
+    missing: list[str] = []
+    for name in incompatible.missing_keys:
+        if name not in names_in_front_end and not name.endswith(endings):
+            missing.append(name)
+    # The caller looks at this list.
+    incompatible.missing_keys[:] = missing
 
 
 def _base_tensors(encoder: nn.Module) -> dict[str, Tensor]:
@@ -327,22 +332,25 @@ def fit_names(
                 name = name.removesuffix(old) + new
         renamed[name] = tensor
 
-    def count(prefix: str) -> int:
+    def count_wanted(prefix: str) -> int:
         return sum(prefix + name in renamed for name in wanted)
 
-    prefix = max(prefixes, key=count)
-    unfit = [
-        name
-        for name, tensor in wanted.items()
-        if prefix + name not in renamed or renamed[prefix + name].shape != tensor.shape
-    ]
+    prefix = max(prefixes, key=count_wanted)
+    fitting: dict[str, Tensor] = {}
+    unfit: list[str] = []
+    for name, wanted_tensor in wanted.items():
+        tensor = renamed.get(prefix + name)
+        if tensor is None or tensor.shape != wanted_tensor.shape:
+            unfit.append(name)
+        else:
+            fitting[name] = tensor
     if unfit:
         raise ValueError(
             f"{where}: the weights are not those of its config.json: {len(unfit)} of"
             f" {len(wanted)} tensors are missing or of another shape"
             f" ({', '.join(unfit[:3])}); download the model again"
         )
-    return {name: renamed[prefix + name] for name in wanted}
+    return fitting
 
 
 def require_transformers() -> None:

@@ -59,6 +59,7 @@ class EnergyVad:
         if not voiced_T.any():
             return np.ones(len(wave_S), dtype=np.bool_)
         framed_S = np.repeat(voiced_T, self.frame_samples)
+        # Samples after the last frame are kept or removed together with it.
         num_last = len(wave_S) - len(framed_S)
         return np.pad(framed_S, (0, num_last), mode="edge")
 
@@ -72,8 +73,7 @@ class EnergyVad:
 
     def threshold_dbfs(self, level_T: np.ndarray) -> float:
         """Return the level at which a frame counts as speech, given the levels of all frames."""
-        percentiles = np.percentile(level_T, [NOISE, LOUDEST])
-        noise, loudest = percentiles
+        noise, loudest = np.percentile(level_T, [NOISE, LOUDEST])
         below_loudest = loudest - self.range_db
         threshold = max(below_loudest, self.floor_dbfs)
         if self.above_noise > 0:
@@ -93,10 +93,11 @@ class EnergyVad:
         """Return the sum of a frame and the `context_frames` on both sides of it, (T,)."""
         width = 2 * self.context_frames + 1
         sum_T = np.convolve(frame_T, np.ones(width))
-        # The convolution also has sums around the frames before the first and after the last.
+        # The convolution also has sums around the frames before the first and after the last. For
+        # example, of 1 1 0 1 with one frame on both sides: 1, 2 2 2 1, 1.
         first = self.context_frames
-        stop = first + len(frame_T)
-        return sum_T[first:stop]
+        end = first + len(frame_T)
+        return sum_T[first:end]
 
     def levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the power of each frame around its own mean, so that an offset is not loud."""

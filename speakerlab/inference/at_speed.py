@@ -24,7 +24,7 @@ class AtSpeed(nn.Module):
         self.sample_rate: int = embedder.sample_rate
         self.embed_dim: int = embedder.embed_dim
         self.vad = embedder.vad
-        # Of the recording: what is played has at most as many as the embedder takes.
+        # Samples of the recording; as it is played, it has at most as many as the embedder takes.
         self.max_samples = int(embedder.max_samples * speed)
 
     def forward(self, wave_BS: Tensor) -> Tensor:

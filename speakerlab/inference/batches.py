@@ -35,7 +35,7 @@ MAX_BATCH_SECONDS = 64  # of audio, unless a single piece is longer
 MAX_SECONDS_AT_ONCE = 256  # of audio in a forward pass: two windows of long audio
 
 
-class Embedded(NamedTuple):
+class ForwardPass(NamedTuple):
     """Embeddings of batches that were computed together; the copy to the CPU may be unfinished."""
 
     batches: Sequence[Tensor]  # emb_BD of each batch, on the CPU
@@ -131,7 +131,7 @@ def embed_batches(
     pending: deque[tuple[list[int], int]] = deque()
 
     # A generator, so that `pending` holds only the batches that the reader has asked for.
-    def list_spans() -> Iterator[list[Span]]:
+    def spans_of_windows() -> Iterator[list[Span]]:
         for rows in batches:
             windows = _windows_of(rows, embedder, pieces)
             pending.append((rows, len(windows)))
@@ -148,7 +148,7 @@ def embed_batches(
     if on_gpu or num_workers:
         loader = DataLoader(
             dataset,
-            batch_sampler=list_spans(),
+            batch_sampler=spans_of_windows(),
             num_workers=num_workers,
             collate_fn=collate,
             worker_init_fn=start_worker,
@@ -156,36 +156,36 @@ def embed_batches(
             pin_memory=on_gpu,
         )
         if on_gpu:
-            waves_together = _join(loader, embedder, max_samples=max_samples)
+            waves_of_passes = _join(loader, embedder, max_samples=max_samples)
         else:
-            waves_together = ([wave_BS] for wave_BS in loader)
-        embedded = map(embed, waves_together)
+            waves_of_passes = ([wave_BS] for wave_BS in loader)
+        passes = map(embed, waves_of_passes)
     else:
 
-        def read_and_embed(spans: list[Span]) -> Embedded:
+        def read_and_embed(spans: list[Span]) -> ForwardPass:
             waves = [dataset[span] for span in spans]
             wave_BS = collate(waves)
             return embed([wave_BS])
 
-        embedded = _map_in_order(
+        passes = _map_in_order(
             read_and_embed,
-            list_spans(),
+            spans_of_windows(),
             num_threads=num_threads,
             max_samples=max_samples,
         )
 
-    embeddings = _one_late(embedded) if on_gpu else _one_by_one(embedded)
+    embeddings = _one_pass_late(passes) if on_gpu else _as_computed(passes)
 
     # The windows of a batch follow each other, so a batch is complete once all have arrived.
-    windows: list[Tensor] = []
+    window_embeddings: list[Tensor] = []
     for window_BD in embeddings:
-        windows.append(window_BD)
+        window_embeddings.append(window_BD)
         rows, num_windows = pending[0]
-        if len(windows) == num_windows:
-            emb_BD = mean_of_windows(windows).float()
+        if len(window_embeddings) == num_windows:
+            emb_BD = mean_of_windows(window_embeddings).float()
             yield rows, emb_BD.numpy()
             pending.popleft()
-            windows.clear()
+            window_embeddings.clear()
 
 
 def _windows_of(
@@ -210,7 +210,7 @@ def _windows_of(
 
 def _embed_together(
     embedder: Embedder, device: torch.device, waves: Sequence[Tensor]
-) -> Embedded:
+) -> ForwardPass:
     """Embed batches of int16 waves, whose lengths differ by less than a frame, in one pass."""
     shortest = min(wave_BS.shape[1] for wave_BS in waves)
     trimmed: list[Tensor] = []
@@ -229,7 +229,7 @@ def _embed_together(
         stream = torch.cuda.current_stream(device)
         copied = stream.record_event()
     batch_sizes = [len(wave_BS) for wave_BS in waves]
-    return Embedded(on_cpu_BD.split(batch_sizes), copied)
+    return ForwardPass(on_cpu_BD.split(batch_sizes), copied)
 
 
 def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
@@ -239,12 +239,13 @@ def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[i
     # Longest first: a lack of memory shows at the start, and the last batch to finish is short.
     groups.sort(key=lambda rows: keys[rows[0]], reverse=True)
     for rows in groups:
-        num_rows = len(rows)
-        seconds = pieces[rows[0]].num_samples / embedder.sample_rate
+        # The pieces of a group differ by less than a frame.
+        first_piece = pieces[rows[0]]
+        seconds = first_piece.num_samples / embedder.sample_rate
         batch_size = max(int(MAX_BATCH_SECONDS / seconds), 1)
         if embedder.vad is not None:
             batch_size = 1  # the lengths without silence are not known yet
-        for first in range(0, num_rows, batch_size):
+        for first in range(0, len(rows), batch_size):
             yield rows[first : first + batch_size]
 
 
@@ -270,16 +271,16 @@ def _join(
         yield waves
 
 
-def _one_by_one(embedded: Iterable[Embedded]) -> Iterator[Tensor]:
+def _as_computed(passes: Iterable[ForwardPass]) -> Iterator[Tensor]:
     """Yield the embeddings of each batch as soon as they are computed."""
-    for together in embedded:
-        yield from together.batches
+    for forward_pass in passes:
+        yield from forward_pass.batches
 
 
-def _one_late(embedded: Iterable[Embedded]) -> Iterator[Tensor]:
+def _one_pass_late(passes: Iterable[ForwardPass]) -> Iterator[Tensor]:
     """Yield embeddings from a GPU one pass late, while it computes the next pass."""
-    previous: Embedded | None = None
-    for current in embedded:
+    previous: ForwardPass | None = None
+    for current in passes:
         # The loop has launched `current`, so the GPU is busy while the host waits here.
         if previous is not None:
             yield from _wait_for(previous)
@@ -288,20 +289,20 @@ def _one_late(embedded: Iterable[Embedded]) -> Iterator[Tensor]:
         yield from _wait_for(previous)
 
 
-def _wait_for(embedded: Embedded) -> Sequence[Tensor]:
+def _wait_for(forward_pass: ForwardPass) -> Sequence[Tensor]:
     """Wait for the copy to the CPU; return the embeddings."""
-    if embedded.copied is not None:
-        embedded.copied.synchronize()
-    return embedded.batches
+    if forward_pass.copied is not None:
+        forward_pass.copied.synchronize()
+    return forward_pass.batches
 
 
 def _map_in_order(
-    work: Callable[[list[Span]], Embedded],
+    work: Callable[[list[Span]], ForwardPass],
     batches: Iterable[list[Span]],
     *,
     num_threads: int,
     max_samples: int,
-) -> Iterator[Embedded]:
+) -> Iterator[ForwardPass]:
     """Yield work(spans) of each batch, in order, computed by threads.
 
     The batches in progress have at most `max_samples` together; a longer batch is alone.
@@ -311,7 +312,7 @@ def _map_in_order(
         return
     with ThreadPoolExecutor(num_threads) as pool:
         # Each batch in progress, and its number of samples.
-        waiting: deque[tuple[Future[Embedded], int]] = deque()
+        waiting: deque[tuple[Future[ForwardPass], int]] = deque()
         total_samples = 0  # of the batches in `waiting`
         for spans in batches:
             num_samples = sum(size for _, _, size in spans)
@@ -337,4 +338,5 @@ def _stack(waves: Sequence[np.ndarray], vad: EnergyVad | None) -> Tensor:
         waves = [vad(wave_S) for wave_S in waves]
     shortest = min(len(wave_S) for wave_S in waves)
     trimmed = [wave_S[:shortest] for wave_S in waves]
-    return torch.from_numpy(np.stack(trimmed))
+    wave_BS = np.stack(trimmed)
+    return torch.from_numpy(wave_BS)

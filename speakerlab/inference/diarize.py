@@ -207,7 +207,7 @@ def diarize(
         recording = Path(name_of(audio)).stem
     waves = _spool(audio, channels, model.sample_rate, sample_rate)
     segmentation = overlap if segmentation is None else segmentation
-    speech_of = _embed_waves(
+    speech_of_waves = _embed_waves(
         model,
         list(waves.values()),
         vad=vad,
@@ -219,7 +219,7 @@ def diarize(
     )
     # Of the one wave or of each channel, which share no speaker.
     speakers_of_waves: list[WaveSpeakers] = []
-    for place, speech in zip(waves, speech_of):
+    for place, speech in zip(waves, speech_of_waves):
         speakers_of_wave = _find_speakers(
             speech,
             clustering,
@@ -234,13 +234,13 @@ def diarize(
     else:
         segments, speakers = speakers_of_waves[0]
     is_by_model = vad is None and regions is None
-    has_warned = is_by_model and _warn_of_missed_speech(model, waves, speech_of)
+    has_warned = is_by_model and _warn_of_missed_speech(model, waves, speech_of_waves)
     # A recording without speech is no error: its diarization has no segments.
     if not segments and not has_warned:
         log.warning("%s: no speech was found", name_of(audio))
     diarization = Diarization(
         recording=recording,
-        seconds=speech_of[0].seconds,
+        seconds=speech_of_waves[0].seconds,
         segments=segments,
         speakers=speakers,
         channel_of=channel_of,
@@ -281,7 +281,7 @@ def _spool(
 
 
 def _warn_of_missed_speech(
-    model: Model, waves: Mapping[str, np.ndarray], speech_of: Sequence["Embedded"]
+    model: Model, waves: Mapping[str, np.ndarray], speech_of_waves: Sequence["Embedded"]
 ) -> bool:
     """Warn of waves with much speech in which the segmentation model found none.
 
@@ -289,7 +289,7 @@ def _warn_of_missed_speech(
     """
     rate = model.sample_rate
     has_warned = False
-    for (place, wave_S), speech in zip(waves.items(), speech_of):
+    for (place, wave_S), speech in zip(waves.items(), speech_of_waves):
         is_deaf = speech.local is not None and not speech.regions
         if not is_deaf or is_other_sound(wave_S, sample_rate=rate):
             continue
@@ -320,15 +320,18 @@ def _join_channels(
     all_segments: list[Segment] = []
     all_speakers: dict[str, np.ndarray] = {}
     channel_of: dict[str, int] = {}
-    for number, (segments, speakers) in enumerate(speakers_of_waves, start=1):
-        names = {name: f"channel{number}-{name}" for name in speakers}
+    for channel, (segments, speakers) in enumerate(speakers_of_waves, start=1):
+        new_names: dict[str, str] = {}
+        for name in speakers:
+            new_names[name] = f"channel{channel}-{name}"
         # Most channels of calls have one speaker.
-        if len(names) == 1:
-            names = dict.fromkeys(names, f"channel{number}")
-        all_segments += _rename(segments, names)
+        if len(speakers) == 1:
+            new_names = dict.fromkeys(speakers, f"channel{channel}")
+        all_segments += _rename(segments, new_names)
         for name, emb_D in speakers.items():
-            all_speakers[names[name]] = emb_D
-            channel_of[names[name]] = number
+            new_name = new_names[name]
+            all_speakers[new_name] = emb_D
+            channel_of[new_name] = channel
     all_segments.sort(key=lambda segment: segment.start)
     return all_segments, all_speakers, channel_of
 
@@ -471,12 +474,12 @@ def check_enrolled(model: Model) -> None:
             " known; run `speakerlab calibrate --model MODEL --data DIR`"
         )
     # In RTTM, blanks in names become "_", and unknown speakers are called speaker1, speaker2, ...
-    names: dict[str, str] = {}
+    first_with_word: dict[str, str] = {}
     for name in model.speakers:
-        other = names.setdefault(one_word(name), name)
-        is_taken = other != name
+        first_name = first_with_word.setdefault(one_word(name), name)
+        is_taken = first_name != name
         if is_taken or re.fullmatch(r"speaker\d+|channel\d+(-.*)?", name):
-            owner = f"'{other}'" if is_taken else "unknown speakers"
+            owner = f"'{first_name}'" if is_taken else "unknown speakers"
             raise ValueError(
                 f"known: '{name}' and {owner} have the same name in RTTM; enrol the"
                 " speaker under another name"
@@ -500,19 +503,24 @@ def name_known(
     channel_of = diarization.channel_of
     embeddings_of: dict[int, dict[str, np.ndarray]] = {}
     for name, emb_D in diarization.speakers.items():
-        embeddings_of.setdefault(channel_of.get(name, 1), {})[name] = emb_D
+        channel = channel_of.get(name, 1)
+        embeddings_of_channel = embeddings_of.setdefault(channel, {})
+        embeddings_of_channel[name] = emb_D
     matches: dict[str, Match] = {}
     for embeddings in embeddings_of.values():
         matches |= match_enrolled(embeddings, model, far=far)
+
+    # The best score first, which gets the name without a channel.
     new_names = {name: name for name in diarization.speakers}
     taken: set[str] = set()
-    for name, match in sorted(matches.items(), key=lambda item: -item[1].score):
+    best_first = sorted(matches, key=lambda name: -matches[name].score)
+    for name in best_first:
+        match = matches[name]
         if not match.is_known:
             continue
-        is_elsewhere = match.name in taken
-        new_names[name] = (
-            f"channel{channel_of[name]}-{match.name}" if is_elsewhere else match.name
-        )
+        new_names[name] = match.name
+        if match.name in taken:
+            new_names[name] = f"channel{channel_of[name]}-{match.name}"
         taken.add(match.name)
 
     # In order of appearance.
@@ -697,12 +705,12 @@ def _find_regions(
 
     # The user's regions may begin or end after the recording.
     seconds = len(wave_S) / sample_rate
-    inside: list[Region] = []
+    regions_inside: list[Region] = []
     for start, end in merge_regions(regions):
-        end = min(end, seconds)
-        if start < end:
-            inside.append((start, end))
-    return inside, local
+        end_inside = min(end, seconds)
+        if start < end_inside:
+            regions_inside.append((start, end_inside))
+    return regions_inside, local
 
 
 def audible_windows(
@@ -715,13 +723,13 @@ def audible_windows(
         # Round the length instead of the end, so that equal windows have equally many samples.
         first = round(start * sample_rate)
         num_samples = round((end - start) * sample_rate)
-        window_S = wave_S[first : first + num_samples]
+        samples = slice(first, first + num_samples)
+        window_S = wave_S[samples]
         if not len(window_S):
             continue
         # `read_wave` refuses digital silence, in which all samples are equal.
         if window_S.min() != window_S.max():
             audible.append((start, end))
             # Reads from the temporary file when it is called.
-            window = slice(first, first + num_samples)
-            reads.append(partial(wave_S.__getitem__, window))
+            reads.append(partial(wave_S.__getitem__, samples))
     return audible, reads

@@ -39,9 +39,8 @@ class Window(NamedTuple):
         return round(self.start, 6), round(self.end, 6)
 
 
-Windows = (
-    Sequence[Window] | None
-)  # of the rows of a table; None: they are whole recordings
+# Of the rows of a table; None: they are whole recordings.
+Windows = Sequence[Window] | None
 
 
 def _write_segments(stem: Path, table: EmbeddingTable, windows: Windows) -> None:
@@ -118,9 +117,9 @@ def _write_jsonl(stem: Path, table: EmbeddingTable, windows: Windows = None) -> 
                 fields["recording"] = windows[row].recording
                 fields["start"], fields["end"] = windows[row].shown_times()
             # The embedding by hand: `json` would write the digits of a float64.
-            digits = [str(value) for value in emb_D]
+            numbers = ", ".join(str(number) for number in emb_D)
             first_fields = json.dumps(fields).removesuffix("}")
-            file.write(f'{first_fields}, "embedding": [{", ".join(digits)}]}}\n')
+            file.write(f'{first_fields}, "embedding": [{numbers}]}}\n')
     return path
 
 

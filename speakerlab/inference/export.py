@@ -4,7 +4,8 @@ One file or, where its weights exceed what ONNX allows in one, with a second bes
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
 and returns `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
 free, S from `min_samples` on. Dates, paths and other traces of the export are removed, so that
-equal models have equal bytes. Letters: B rows, S samples, D embedding dimensions.
+equal models have equal bytes.
+Letters: B rows, S samples, N recordings, D embedding dimensions.
 """
 
 import base64
@@ -37,15 +38,19 @@ from speakerlab.inference.onnx_model import (
     Facts,
     open_session,
 )
+from speakerlab.scoring.pair_scores import unit_rows
 
 log = logging.getLogger(__name__)
 
 # Versions of 2022, so that older runtimes can open the file.
-OPSET, IR_VERSION = 18, 8
+OPSET = 18
+IR_VERSION = 8
 MIN_COSINE = 0.99999  # between a row of the file's output and PyTorch's
 MOST_BYTES = 2**31 - 2**20  # of weights in an ONNX file, with a little for the graph
 TRACED_SECONDS = 2.5
-NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
+# The file is compared with PyTorch on waves of so many lengths, up to the longest.
+NUM_LENGTHS = 7
+MAX_CHECKED_SECONDS = 30.0
 SECONDS_PER_TICK = 1.0  # of the bar
 # Input -> its second dimension.
 AXES = {INPUT: "samples", "features": "frames", "feats": "frames"}
@@ -139,9 +144,10 @@ def write_graph(
     module: Traced, path: Path, out: Path, *, texts: Mapping[str, str]
 ) -> list[float]:
     """Write the future `out` to `path`; return the cosines, ValueError if outputs differ."""
-    write_model(to_onnx(module, texts=texts), path, out)
+    model = to_onnx(module, texts=texts)
+    write_model(model, path, out)
     lengths = checked_lengths(module)
-    waves = [speech_like(2, length) for length in lengths]
+    waves = [speech_like(rows=2, num_samples=length) for length in lengths]
     cosines = compare_waves(module, path, waves)
     # Not `min(cosines) < MIN_COSINE`: NaN would pass.
     is_equal = all(cosine >= MIN_COSINE for cosine in cosines)
@@ -179,7 +185,8 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
     num_samples = max(num_samples, embedder.min_samples)
     num_samples = min(num_samples, embedder.max_samples)
     # Two rows, because torch.export takes a dimension of size 1 for a constant.
-    wave_BS = torch.from_numpy(speech_like(2, num_samples))
+    example_BS = speech_like(rows=2, num_samples=num_samples)
+    wave_BS = torch.from_numpy(example_BS)
     free = torch.export.Dim.DYNAMIC
     free_rows_and_samples = {0: free, 1: free}
 
@@ -315,10 +322,12 @@ def replacing_model(out: Path) -> Iterator[Path]:
             yield partial
     finally:
         name = glob.escape(out.name)
-        weights = list(out.parent.glob(f"{name}.????????????.data"))
-        used = _referred(out) if weights and out.exists() else set()
-        for file in weights:
-            if file.name not in used:
+        weight_files = list(out.parent.glob(f"{name}.????????????.data"))
+        referred_names: set[str] = set()
+        if weight_files and out.exists():
+            referred_names = _referred(out)
+        for file in weight_files:
+            if file.name not in referred_names:
                 file.unlink()
 
 
@@ -370,6 +379,17 @@ def compare_waves(
     return cosines
 
 
+def lowest_cosine(
+    ours_ND: np.ndarray, theirs_ND: np.ndarray, names: Sequence[str]
+) -> tuple[float, str]:
+    """Return the lowest cosine of two embeddings of one recording, and this recording's name."""
+    our_unit_ND = unit_rows(ours_ND, names)
+    their_unit_ND = unit_rows(theirs_ND, names)
+    product_ND = our_unit_ND * their_unit_ND
+    cosine_N = product_ND.sum(axis=1)
+    return min(zip(cosine_N.tolist(), names))
+
+
 def checked_lengths(module: Traced) -> list[int]:
     """Return ascending lengths in samples, from the shortest input to MAX_CHECKED_SECONDS."""
     embedder = module.embedder
@@ -383,7 +403,8 @@ def speech_like(rows: int, num_samples: int) -> np.ndarray:
     """Return a deterministic wave_BS, float32: noise with the rhythm of syllables."""
     rng = np.random.default_rng([rows, num_samples])
     start_B1 = rng.uniform(0, 2 * np.pi, (rows, 1))
-    phase_BS = np.arange(num_samples) / 4000 + start_B1  # 4 rad a second at 16 kHz
+    angle_S = np.arange(num_samples) / 4000  # 4 rad a second at 16 kHz
+    phase_BS = angle_S + start_B1
     # Two sines of unrelated frequencies; powers of ten, as loudness is perceived.
     slow_BS = np.sin(phase_BS)
     fast_BS = 0.5 * np.sin(2.7 * phase_BS)

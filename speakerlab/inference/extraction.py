@@ -170,9 +170,11 @@ class Extraction:
         for chunk in self.chunks:
             for batch in chunk:
                 rows += batch
-        # argsort inverts the permutation, which sorts the rows into the order of the data.
+        # argsort inverts the permutation: where the chunks have the rows 2, 0 and 1 of the data,
+        # these rows in order are at the places 1, 2 and 0.
         in_chunk_order_ND = np.concatenate(embeddings)
-        emb_ND = in_chunk_order_ND[np.argsort(rows)]
+        place_of_row = np.argsort(rows)
+        emb_ND = in_chunk_order_ND[place_of_row]
         joined = EmbeddingTable(
             self.ids(),
             emb_ND,
@@ -286,7 +288,11 @@ def _first_of_each(
 
 
 def chunk_bounds(seconds: Sequence[float]) -> list[tuple[int, int]]:
-    """Return (first batch, end) of each chunk, given the audio of each batch."""
+    """Return (first batch, end) of each chunk; seconds: of audio in each batch.
+
+    A chunk ends with the batch that fills it: where it takes 60 s, batches of 40, 30, 50 and 20 s
+    make the chunks (0, 2) and (2, 4).
+    """
     chunk_seconds = sum(seconds) / NUM_CHUNKS
     chunk_seconds = max(chunk_seconds, MIN_CHUNK_SECONDS)
     chunk_seconds = min(chunk_seconds, MAX_CHUNK_SECONDS)

@@ -2,7 +2,8 @@
 
 Diarizations -> speakers with embeddings -> groups (diarization/linking.py) -> names. Names last: an
 identity keeps the name that most of its speech had before.
-Letters: N speakers of recordings, G identities, R recordings, D embedding dimensions.
+Letters: N speakers of recordings, G identities, R recordings, P pairs of identities, D embedding
+dimensions.
 """
 
 import logging
@@ -176,7 +177,7 @@ def read_result(path: Path) -> Result:
             f" {one_word(recording)}; correct the name in its lines, or {AGAIN}"
         )
     turns = turns_of.get(one_word(recording), [])
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = {}  # of each speaker
     for turn in turns:
         seconds[turn.speaker] = seconds.get(turn.speaker, 0.0) + turn.end - turn.start
 
@@ -405,13 +406,17 @@ class _Comparison:
             _check_number(self.speakers, long_rows, self.num_people)
 
         # Speakers of one enrolled name are one group from the start.
-        start_of: dict[Any, int] = {}
-        start: list[int] = []
+        first_group_of: dict[Any, int] = {}
+        first_groups: list[int] = []
         for row in long_rows.tolist():
             speaker = self.speakers[row]
-            name = speaker.known_as or speaker.key
-            start.append(start_of.setdefault(name, len(start_of)))
-        group_N = np.arange(len(self.speakers)) + len(self.speakers)
+            person = speaker.known_as or speaker.key
+            group = first_group_of.setdefault(person, len(first_group_of))
+            first_groups.append(group)
+
+        # Who is in no group is alone: the numbers from N on are of no group of `link_speakers`.
+        num_speakers = len(self.speakers)
+        group_N = num_speakers + np.arange(num_speakers)
         if len(long_rows):
             group_N[long_rows] = link_speakers(
                 self.unit_ND[long_rows],
@@ -419,7 +424,7 @@ class _Comparison:
                 csr_array(self.apart[long_rows]),
                 # Without a threshold, the number alone decides, and this value is not used.
                 threshold=1.0 if threshold is None else threshold,
-                start_N=np.array(start),
+                start_N=np.array(first_groups),
                 num_groups=self.num_people,
             )
             if threshold is not None and len(short_rows):
@@ -427,16 +432,26 @@ class _Comparison:
                     short_rows,
                     long_rows,
                     group_N,
-                    self.unit_ND,
-                    self.seconds_N,
-                    self.apart,
-                    threshold,
+                    unit_ND=self.unit_ND,
+                    seconds_N=self.seconds_N,
+                    apart=self.apart,
+                    threshold=threshold,
                 )
-        # Numbered in order of appearance.
-        _, first_N, number_N = np.unique(
-            group_N, return_index=True, return_inverse=True
-        )
-        return np.argsort(np.argsort(first_N))[number_N]
+        return _number_by_appearance(group_N)
+
+
+def _number_by_appearance(group_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the groups numbered from 0 in order of appearance: 7 3 7 5 becomes 0 1 0 2."""
+    # For example, the different groups 3, 5 and 7 appear first at the rows 1, 3 and 0.
+    _, first_row_G, place_N = np.unique(
+        group_N,
+        return_index=True,
+        return_inverse=True,
+    )
+    # So they are sorted by these rows as 7, 3, 5; the rank of 3 is 1, of 5 is 2, of 7 is 0.
+    by_first_row_G = np.argsort(first_row_G)
+    rank_G = np.argsort(by_first_row_G)  # inverts the permutation
+    return rank_G[place_N]
 
 
 def _check_speakers(speakers: Sequence[LocalSpeaker]) -> None:
@@ -474,20 +489,23 @@ def _check_embedding(speaker: LocalSpeaker, *, where: str) -> None:
 def _apart(
     speakers: Sequence[LocalSpeaker], *, allow_same_recording: bool
 ) -> csr_array:
-    """Return the sparse matrix (N, R + 1): speakers with a common column are different people."""
+    """Return the sparse matrix (N, R + 1): speakers with a common column are different people.
+
+    Column 0 is of the speakers with the name of an enrolled one (those of one name are one group
+    already), the others are of the recordings.
+    """
     rows: list[int] = []
     columns: list[int] = []
-    # Speakers with the name of an enrolled one share a column; those of one name are one group.
-    number_of: dict[str, int] = {}
+    column_of: dict[str, int] = {}
     for row, speaker in enumerate(speakers):
         if speaker.known_as:
             rows.append(row)
             columns.append(0)
-        number = number_of.setdefault(speaker.recording, len(number_of) + 1)
+        column = column_of.setdefault(speaker.recording, len(column_of) + 1)
         if not allow_same_recording:
             rows.append(row)
-            columns.append(number)
-    shape = (len(speakers), len(number_of) + 1)
+            columns.append(column)
+    shape = (len(speakers), len(column_of) + 1)
     values = np.ones(len(rows))
     return coo_array((values, (rows, columns)), shape=shape).tocsr()
 
@@ -514,30 +532,40 @@ def _attach(
     short_rows: np.ndarray,
     long_rows: np.ndarray,
     group_N: NDArray[np.int64],
+    *,
     unit_ND: np.ndarray,
     seconds_N: np.ndarray,
     apart: csr_array,
     threshold: float,
 ) -> None:
-    """Give short speakers the group with the highest mean cosine that reaches the threshold."""
+    """Give short speakers the group with the highest mean cosine that reaches the threshold.
+
+    group_N is changed in place; a short speaker that joins no group keeps its number from N on.
+    """
     mean_GD, _ = weighted_means(
-        unit_ND[long_rows], seconds_N[long_rows], group_N[long_rows]
+        unit_ND[long_rows],
+        seconds_N[long_rows],
+        group_N[long_rows],
     )
+    # Of S short speakers. The most similar pair comes first: two of a recording may want the same
+    # group.
     cosine_SG = unit_ND[short_rows] @ mean_GD.T
     places, groups = np.nonzero(cosine_SG >= threshold)
-    # The most similar pair first: two short speakers of a recording may want the same group.
-    order = np.argsort(-cosine_SG[places, groups], kind="stable")
-    columns_of: dict[int, set[int]] = {}
+    best_first = np.argsort(-cosine_SG[places, groups], kind="stable")
+
+    # A speaker may not join a group that has one of its columns of `apart`.
+    columns_of_group: dict[int, set[int]] = {}
     for row in long_rows.tolist():
-        columns = columns_of.setdefault(int(group_N[row]), set())
+        columns = columns_of_group.setdefault(int(group_N[row]), set())
         columns.update(apart[[row]].indices.tolist())
-    for place, group in zip(places[order].tolist(), groups[order].tolist()):
-        row = int(short_rows[place])
+    for pair in best_first.tolist():
+        row = int(short_rows[places[pair]])
+        group = int(groups[pair])
         columns = set(apart[[row]].indices.tolist())
         is_attached = group_N[row] < len(group_N)
-        if not is_attached and not columns & columns_of[group]:
+        if not is_attached and columns.isdisjoint(columns_of_group[group]):
             group_N[row] = group
-            columns_of[group] |= columns
+            columns_of_group[group] |= columns
 
 
 def _unknown_groups(
@@ -571,11 +599,12 @@ def _name_enrolled(
     for group, mean_D in enumerate(mean_GD):
         if group not in enrolled:
             embeddings[str(group)] = mean_D
-    given = set(enrolled.values())
+    # A name belongs to one group, and those of the diarizations come first.
+    taken = set(enrolled.values())
     matches = match_enrolled(embeddings, model, threshold=threshold)
     for group, match in matches.items():
         name = one_word(match.name)
-        if match.is_known and name not in given:
+        if match.is_known and name not in taken:
             enrolled[int(group)] = name
     return enrolled
 
@@ -591,21 +620,22 @@ def _name_groups(
 ) -> tuple[list[str], dict[str, int]]:
     """Return the name of each group, and the last numbers in use: earlier names are kept."""
     num_groups = int(group_N.max()) + 1
-    kind_of = [UNKNOWN if group in unknown else IDENTITY for group in range(num_groups)]
-    common: dict[tuple[int, str], float] = {}  # group, earlier name -> seconds
-    for speaker, group in zip(speakers, group_N.tolist()):
-        name = earlier.get(speaker.key, "")
-        if re.fullmatch(rf"{kind_of[group]}\d+", name):
-            pair = (group, name)
-            common[pair] = common.get(pair, 0.0) + speaker.seconds
+    kind_of: list[str] = []  # of each group
+    for group in range(num_groups):
+        kind_of.append(UNKNOWN if group in unknown else IDENTITY)
+
+    # A group keeps the earlier name that most of its speech had.
+    common_seconds = _common_seconds(speakers, group_N, kind_of, earlier)
     names = dict(enrolled)
     taken = set(enrolled.values())
     # The sort is stable: of equal seconds, the first in order of appearance.
-    for group, name in sorted(common, key=lambda pair: -common[pair]):
+    longest_first = sorted(common_seconds, key=lambda pair: -common_seconds[pair])
+    for group, name in longest_first:
         if group not in names and name not in taken:
             names[group] = name
             taken.add(name)
 
+    # Groups without an earlier name get the next numbers, which no earlier result has used.
     numbers = {IDENTITY: 0, UNKNOWN: 0, **last_numbers}
     for name in earlier.values():
         match = re.fullmatch(rf"({IDENTITY}|{UNKNOWN})(\d+)", name)
@@ -620,6 +650,26 @@ def _name_groups(
             if name not in taken:
                 names[group] = name
     return [names[group] for group in range(num_groups)], numbers
+
+
+def _common_seconds(
+    speakers: Sequence[LocalSpeaker],
+    group_N: NDArray[np.int64],
+    kind_of: Sequence[str],
+    earlier: Mapping[Key, str],
+) -> dict[tuple[int, str], float]:
+    """Return (group, earlier name) -> the seconds of the group that had this name.
+
+    kind_of: of each group; names of the other kind are not kept.
+    """
+    common_seconds: dict[tuple[int, str], float] = {}
+    for speaker, group in zip(speakers, group_N.tolist()):
+        name = earlier.get(speaker.key, "")
+        if re.fullmatch(rf"{kind_of[group]}\d+", name):
+            pair = (group, name)
+            seconds_before = common_seconds.get(pair, 0.0)
+            common_seconds[pair] = seconds_before + speaker.seconds
+    return common_seconds
 
 
 def _members(
@@ -652,15 +702,20 @@ def _closeness(
     mean_GD: np.ndarray,
     weight_G: np.ndarray,
 ) -> NDArray[np.float64]:
-    """Return the mean cosine with the others of the group, (N), NaN without others."""
-    with_mean_N = np.einsum("nd,nd->n", unit_ND, mean_GD[group_N])
-    # Without the cosine of a speaker with itself, which is 1.
-    others_N = weight_G[group_N] - seconds_N
-    with_others_N = weight_G[group_N] * with_mean_N - seconds_N
+    """Return the mean cosine with the others of the group, (N), NaN without others.
+
+    Weighted by seconds. For example, a speaker of 10 s in a group of 30 s has the mean cosine 0.8
+    with all of it: a sum of 24. Without the cosine with itself, 1 for 10 s, 14 remain for the 20 s
+    of the others: 0.7.
+    """
+    with_all_N = np.einsum("nd,nd->n", unit_ND, mean_GD[group_N])
+    group_seconds_N = weight_G[group_N]
+    sum_of_others_N = group_seconds_N * with_all_N - seconds_N
+    seconds_of_others_N = group_seconds_N - seconds_N
+
     is_alone_N = np.bincount(group_N)[group_N] == 1
-    return np.where(
-        is_alone_N, np.nan, with_others_N / np.where(is_alone_N, 1, others_N)
-    )
+    divisor_N = np.where(is_alone_N, 1, seconds_of_others_N)
+    return np.where(is_alone_N, np.nan, sum_of_others_N / divisor_N)
 
 
 def _doubtful(
@@ -671,24 +726,41 @@ def _doubtful(
     threshold: float,
 ) -> list[DoubtfulPair]:
     """Return the most similar pairs of identities that are near the threshold or above it."""
-    lowest = threshold - DOUBTFUL_COSINE
-    places = np.zeros((0, 2), dtype=np.int64)
-    values = np.zeros(0, dtype=np.float32)
+    # Above 0, which `np.triu` puts into the other triangle.
+    lowest_cosine = max(threshold - DOUBTFUL_COSINE, 1e-6)
+    pair_P2 = np.zeros((0, 2), dtype=np.int64)
+    cosine_P = np.zeros(0, dtype=np.float32)
     for start, cosine_BG in cosine_blocks(mean_GD):
-        # Each pair once, in the triangle above the diagonal.
-        firsts, seconds = np.nonzero(np.triu(cosine_BG, k=1) >= max(lowest, 1e-6))
-        places = np.concatenate([places, start + np.stack([firsts, seconds], axis=1)])
-        values = np.concatenate([values, cosine_BG[firsts, seconds]])
-        order = np.argsort(-values, kind="stable")[:MAX_DOUBTFUL]
-        places, values = places[order], values[order]
+        # Each pair once, in the triangle above the diagonal. A block has the groups from `start`
+        # on, in its rows and in its columns.
+        upper_BG = np.triu(cosine_BG, k=1)
+        rows, columns = np.nonzero(upper_BG >= lowest_cosine)
+        new_pairs = start + np.stack([rows, columns], axis=1)
+        pair_P2 = np.concatenate([pair_P2, new_pairs])
+        cosine_P = np.concatenate([cosine_P, cosine_BG[rows, columns]])
+        # Only the most similar so far, so that memory stays small.
+        order = np.argsort(-cosine_P, kind="stable")[:MAX_DOUBTFUL]
+        pair_P2 = pair_P2[order]
+        cosine_P = cosine_P[order]
 
-    membership = coo_array(
-        (np.ones(len(group_N)), (group_N, np.arange(len(group_N)))),
-        shape=(len(names), len(group_N)),
+    # The columns of `apart` that a group has by any of its speakers.
+    num_speakers = len(group_N)
+    speaker_N = np.arange(num_speakers)
+    ones_N = np.ones(num_speakers)
+    member_GN = coo_array(
+        (ones_N, (group_N, speaker_N)),
+        shape=(len(names), num_speakers),
     ).tocsr()
-    columns = csr_array(membership @ apart)
+    apart_of_groups = csr_array(member_GN @ apart)
     pairs: list[DoubtfulPair] = []
-    for (first, second), closeness in zip(places.tolist(), values.tolist()):
-        shared = set(columns[[first]].indices) & set(columns[[second]].indices)
-        pairs.append(DoubtfulPair(names[first], names[second], closeness, bool(shared)))
+    for (first, second), closeness in zip(pair_P2.tolist(), cosine_P.tolist()):
+        first_columns = set(apart_of_groups[[first]].indices)
+        second_columns = set(apart_of_groups[[second]].indices)
+        pair = DoubtfulPair(
+            first=names[first],
+            second=names[second],
+            closeness=closeness,
+            is_apart=not first_columns.isdisjoint(second_columns),
+        )
+        pairs.append(pair)
     return pairs

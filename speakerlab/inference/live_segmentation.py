@@ -3,7 +3,7 @@
 Every half second, or more rarely at a long latency, the model hears the last 10 s. The first window
 with a frame decides whether it is speech, so that embeddings can be cut at once. Who speaks in it
 is decided at the end of the latency, by the mean of all windows that have heard it by then.
-Letters: S samples, T frames.
+Letters: S samples, W windows, F frames of a window, C classes.
 """
 
 import math
@@ -58,9 +58,9 @@ class LiveSegmentation:
         self._hop_blocks = math.floor(hop_seconds / block_seconds)
         self._num_blocks = 0
         self._num_samples = 0  # heard, at SAMPLE_RATE
-        # What the next window may contain. Before the stream, there was silence.
+        # The last samples, which the next window may contain. Before the stream, there was silence.
         self._wave_S = np.zeros(WINDOW_SAMPLES + HOP_SAMPLES, dtype=np.int16)
-        self._windows: list[LocalSpeakers] = []  # one each
+        self._windows: list[LocalSpeakers] = []  # each of a single window
         self._num_decided = 0  # frames
         self._regions = GrowingRegions(
             frame_seconds=FRAME_SECONDS,
@@ -86,37 +86,41 @@ class LiveSegmentation:
         if self._num_blocks % self._hop_blocks:
             return []
         # The last window that is complete; before 10 s were heard, its start is negative.
-        return self._run((self._num_samples - WINDOW_SAMPLES) // HOP_SAMPLES)
+        samples_after_first = self._num_samples - WINDOW_SAMPLES
+        return self._run(samples_after_first // HOP_SAMPLES)
 
     def finish(self) -> list[LiveRegion]:
         """Return the last regions, closed."""
         self._hear(self._reader.finish())
         # The first window that contains the end; zeros fill it up.
         samples_after_first = self._num_samples - WINDOW_SAMPLES
-        regions = self._run(math.ceil(samples_after_first / HOP_SAMPLES))
+        start_frame = math.ceil(samples_after_first / HOP_SAMPLES)
+        regions = self._run(start_frame)
         return regions + self._regions.close()
 
     def local(self, start: float, end: float) -> LocalSpeakers | None:
         """Return the windows that share time with `start` to `end` in seconds."""
-        heard: list[LocalSpeakers] = []
+        overlapping: list[LocalSpeakers] = []
         for window in self._windows:
-            first = window.first_frame
-            if _time_of(first) < end and _time_of(first + WINDOW_FRAMES) > start:
-                heard.append(window)
-        if not heard:
+            window_start = _time_of(window.first_frame)
+            window_end = _time_of(window.first_frame + WINDOW_FRAMES)
+            if window_start < end and window_end > start:
+                overlapping.append(window)
+        if not overlapping:
             return None
         return LocalSpeakers(
-            np.concatenate([window.prob_WFC for window in heard]),
-            np.concatenate([window.start_W for window in heard]),
+            np.concatenate([window.prob_WFC for window in overlapping]),
+            np.concatenate([window.start_W for window in overlapping]),
         )
 
     def forget(self, time: float) -> None:
         """Forget the windows that end before a time, in seconds."""
-        going_on: list[LocalSpeakers] = []
+        later_windows: list[LocalSpeakers] = []
         for window in self._windows:
-            if _time_of(window.first_frame + WINDOW_FRAMES) > time:
-                going_on.append(window)
-        self._windows = going_on
+            window_end = _time_of(window.first_frame + WINDOW_FRAMES)
+            if window_end > time:
+                later_windows.append(window)
+        self._windows = later_windows
 
     @property
     def newest(self) -> LocalSpeakers | None:
@@ -126,26 +130,30 @@ class LiveSegmentation:
     def _hear(self, wave_S: np.ndarray) -> None:
         """Add samples at SAMPLE_RATE."""
         self._num_samples += len(wave_S)
-        num_kept = WINDOW_SAMPLES + HOP_SAMPLES
-        self._wave_S = np.concatenate([self._wave_S, wave_S])[-num_kept:]
+        max_samples = WINDOW_SAMPLES + HOP_SAMPLES
+        heard_S = np.concatenate([self._wave_S, wave_S])
+        self._wave_S = heard_S[-max_samples:]
 
-    def _run(self, start: int) -> list[LiveRegion]:
+    def _run(self, start_frame: int) -> list[LiveRegion]:
         """Run the model on the window that starts with a frame; decide up to its last frame."""
+        # From a place in the stream to one in the samples that are kept.
         num_forgotten = self._num_samples - len(self._wave_S)
-        first = start * HOP_SAMPLES - num_forgotten
+        first = start_frame * HOP_SAMPLES - num_forgotten
         window_S = self._wave_S[first : first + WINDOW_SAMPLES]
         num_missing = WINDOW_SAMPLES - len(window_S)
         window_S = np.pad(window_S, (0, num_missing))
-        # As precise as of recordings.
+        # float16, as of recordings.
         prob_FC = self._segmentation.probabilities(window_S).astype(np.float16)
-        window = LocalSpeakers(prob_FC[None], np.array([start]))
+        window = LocalSpeakers(prob_FC[None], np.array([start_frame]))
         self._windows.append(window)
 
-        voiced_T = window.mean(ANY_SPEECH) >= MIN_PROB
+        voiced_F = window.mean(ANY_SPEECH) >= MIN_PROB
         # The frames before were decided by earlier windows.
-        num_new = max(start + WINDOW_FRAMES - self._num_decided, 0)
+        end_frame = start_frame + WINDOW_FRAMES
+        num_new = max(end_frame - self._num_decided, 0)
         self._num_decided += num_new
-        return self._regions.add(voiced_T[WINDOW_FRAMES - num_new :])
+        first_new = WINDOW_FRAMES - num_new
+        return self._regions.add(voiced_F[first_new:])
 
 
 def _time_of(frame: int) -> float:

@@ -33,10 +33,10 @@ class LiveSpeech:
         self._rest_S = np.zeros(0, dtype=np.int16)  # fewer than a frame
         self._sound_S = np.zeros(0, dtype=np.int16)  # the last SOUND_SECONDS
         self._level_T = np.zeros(0)  # the last LEVEL_SECONDS
-        self._num_undecided = 0  # of these frames, the last ones
-        self._num_decided = 0  # since the start
+        self._num_undecided = 0  # the last of these frames
+        self._num_decided = 0  # all frames before, since the start
         self._regions = GrowingRegions(frame_seconds=self._frame_seconds)
-        self._next_measured = 0  # number of frames heard
+        self._next_measured = 0  # after so many frames, the sound is measured again
         self._threshold = 0.0  # in dB of full scale
         self._is_other_sound = False
 
@@ -66,30 +66,38 @@ class LiveSpeech:
 
     def _hear(self, wave_S: np.ndarray) -> None:
         """Add the levels of a block."""
+        sound_samples = SOUND_SECONDS * self._rate
         sound_S = np.concatenate([self._sound_S, wave_S])
-        self._sound_S = sound_S[-SOUND_SECONDS * self._rate :]
-        wave_S = np.concatenate([self._rest_S, wave_S])
-        level_T = self._detector.levels_dbfs(wave_S)
-        num_framed = len(level_T) * self._detector.frame_samples
-        self._rest_S = wave_S[num_framed:]
-        self._num_undecided += len(level_T)
-        level_T = np.concatenate([self._level_T, level_T])
-        num_kept = round(LEVEL_SECONDS / self._frame_seconds)
-        self._level_T = level_T[-num_kept:]
+        self._sound_S = sound_S[-sound_samples:]
+
+        # Only whole frames have a level; the other samples wait for the next block.
+        waiting_S = np.concatenate([self._rest_S, wave_S])
+        new_level_T = self._detector.levels_dbfs(waiting_S)
+        num_framed = len(new_level_T) * self._detector.frame_samples
+        self._rest_S = waiting_S[num_framed:]
+        self._num_undecided += len(new_level_T)
+
+        level_T = np.concatenate([self._level_T, new_level_T])
+        max_levels = round(LEVEL_SECONDS / self._frame_seconds)
+        self._level_T = level_T[-max_levels:]
 
     def _decide(self, num_waiting: int) -> list[LiveRegion]:
-        """Decide all frames but the last ones; return the regions that they change."""
+        """Decide all frames but the last ones; return the regions that they change.
+
+        num_waiting: number of the last ones. For example, of 12 frames that are undecided, 5 wait
+        and 7 are decided now, by their levels and those of 5 frames on both sides.
+        """
         num_new = self._num_undecided - num_waiting
         if num_new <= 0:
             return []
-        context = self._detector.context_frames
         # With the frames before them, which count, too.
-        recent_T = self._level_T[-(self._num_undecided + context) :]
+        num_recent = self._num_undecided + self._detector.context_frames
+        recent_T = self._level_T[-num_recent:]
         self._measure()
         loud_T = recent_T >= self._threshold
         voiced_T = self._detector.keep_around(loud_T)
-        first = len(voiced_T) - self._num_undecided
-        voiced_T = voiced_T[first : first + num_new]
+        first_new = len(voiced_T) - self._num_undecided
+        voiced_T = voiced_T[first_new : first_new + num_new]
         # By its energy, noise would be speech.
         if self._is_other_sound:
             voiced_T = np.zeros(num_new, dtype=np.bool_)
@@ -99,9 +107,10 @@ class LiveSpeech:
 
     def _measure(self) -> None:
         """Measure the sound so far, once a second; of noise, each time, as speech may follow."""
-        now = self._num_decided + self._num_undecided
-        if now < self._next_measured and not self._is_other_sound:
+        num_heard = self._num_decided + self._num_undecided
+        if num_heard < self._next_measured and not self._is_other_sound:
             return
-        self._next_measured = now + round(MEASURED_SECONDS / self._frame_seconds)
+        frames_between = round(MEASURED_SECONDS / self._frame_seconds)
+        self._next_measured = num_heard + frames_between
         self._threshold = self._detector.threshold_dbfs(self._level_T)
         self._is_other_sound = is_other_sound(self._sound_S, sample_rate=self._rate)

@@ -24,7 +24,8 @@ from speakerlab.inference.passes import PASSES
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.scoring.plda import Plda
 
-INPUT, OUTPUT = "wave", "embedding"
+INPUT = "wave"
+OUTPUT = "embedding"
 INSTALL = "pip install onnx onnxscript onnxruntime"
 # The other facts are JSON.
 PLAIN_TEXTS = {"sha256", "architecture", "precision", "plda"}

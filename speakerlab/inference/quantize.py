@@ -39,7 +39,8 @@ from speakerlab.models.folding import LINEAR, find_last, find_wide
 log = logging.getLogger(__name__)
 
 MIN_COSINE = 0.95  # between the file's and PyTorch's embedding of the worst recording
-NUM_CALIBRATED, NUM_CHECKED = 64, 16  # recordings, at most
+NUM_CALIBRATED = 64  # recordings, at most
+NUM_CHECKED = 16  # recordings, at most
 MAX_SECONDS = 6.0  # of each recording: more does not change the activation ranges
 BACKBONE = "embedder.backbone."  # prefix of the backbone's weights in the file
 
@@ -160,10 +161,11 @@ def _quantise(
 def quantised_nodes(model: Any, backbone: nn.Module) -> list[str]:
     """Return the names of the convolutions and linear layers of a graph to quantise to 8 bits."""
     # The pooling and all layers after it stay wide, that is, fp32.
-    wide = find_wide(backbone, find_last(backbone))
+    last_layers = find_last(backbone)
+    wide_ids = find_wide(backbone, last_layers)
     weights: list[str] = []
     for name, layer in backbone.named_modules():
-        is_wide = id(layer) in wide
+        is_wide = id(layer) in wide_ids
         if isinstance(layer, LINEAR) and not is_wide:
             weights.append(f"{BACKBONE}{name}.weight")
 

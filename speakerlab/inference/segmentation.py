@@ -72,7 +72,8 @@ class Segmentation:
                 sample_rate=SAMPLE_RATE,
                 source_rate=sample_rate,
             )
-        # The last window contains the end of the recording; zeros may fill it up.
+        # The last window contains the end of the recording; zeros may fill it up. If it begins at
+        # frame 400, for example, the windows begin at the frames 0, 148, 296 and 400.
         samples_after_first = len(wave_S) - WINDOW_SAMPLES
         last_frame = math.ceil(samples_after_first / HOP_SAMPLES)
         last_frame = max(last_frame, 0)
@@ -82,10 +83,12 @@ class Segmentation:
         # float16: 12 MB for an hour.
         shape = (len(start_W), WINDOW_FRAMES, len(SPEAKERS_CL))
         prob_WFC = np.zeros(shape, dtype=np.float16)
-        for prob_FC, start in zip(prob_WFC, start_W * HOP_SAMPLES):
-            window_S = wave_S[start : start + WINDOW_SAMPLES]
+        for window, start_frame in enumerate(start_W):
+            first = start_frame * HOP_SAMPLES
+            window_S = wave_S[first : first + WINDOW_SAMPLES]
             num_missing = WINDOW_SAMPLES - len(window_S)
-            prob_FC[:] = self.probabilities(np.pad(window_S, (0, num_missing)))
+            padded_S = np.pad(window_S, (0, num_missing))
+            prob_WFC[window] = self.probabilities(padded_S)
         return LocalSpeakers(prob_WFC, start_W)
 
     def probabilities(self, window_S: np.ndarray) -> np.ndarray:

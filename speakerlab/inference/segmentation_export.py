@@ -51,7 +51,8 @@ def export_segmentation(source: Path, out: Path) -> Path:
     original = TorchRuntime(source, device="cpu")
     rng = np.random.default_rng(0)
     window_S = 0.1 * rng.standard_normal(WINDOW_SAMPLES).astype(np.float32)
-    program = _trace(OfChannel(published.segmenter).eval(), window_S)
+    module = OfChannel(published.segmenter).eval()
+    program = _trace(module, window_S)
     texts = {
         "sample_rate": str(published.segmenter.sample_rate),
         "architecture": published.config.model.name,
@@ -61,7 +62,8 @@ def export_segmentation(source: Path, out: Path) -> Path:
     with replacing(out) as partial:
         partial.write_bytes(model.SerializeToString(deterministic=True))
         prob_FC = np.exp(OnnxRuntime(partial).log_prob(window_S))
-        difference = np.abs(prob_FC - np.exp(original.log_prob(window_S))).max()
+        original_prob_FC = np.exp(original.log_prob(window_S))
+        difference = np.abs(prob_FC - original_prob_FC).max()
         # Not `>`: NaN would pass.
         if not difference <= MAX_DIFFERENCE:
             raise ValueError(
@@ -74,6 +76,7 @@ def export_segmentation(source: Path, out: Path) -> Path:
 
 def _trace(module: nn.Module, window_S: np.ndarray) -> torch.onnx.ONNXProgram:
     """Return the graph of a module for windows of this length."""
+    wave_11S = torch.from_numpy(window_S)[None, None]
     # The exporter warns about its own parts and torchvision.
     disabled_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -82,7 +85,7 @@ def _trace(module: nn.Module, window_S: np.ndarray) -> torch.onnx.ONNXProgram:
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
-                (torch.from_numpy(window_S)[None, None],),
+                (wave_11S,),
                 dynamo=True,
                 input_names=["x"],
                 output_names=["y"],

@@ -24,7 +24,6 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.inference import export
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.torch_model import TorchModel
-from speakerlab.scoring.pair_scores import unit_rows
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +69,7 @@ def export_sherpa(
         config = sherpa_onnx.SpeakerEmbeddingExtractorConfig(str(partial))
         extractor = sherpa_onnx.SpeakerEmbeddingExtractor(config)
         theirs = [embed(extractor, wave_S, sample_rate) for wave_S in waves]
-        ours_ND = unit_rows(ours_ND, names)
-        theirs_ND = unit_rows(np.stack(theirs), names)
-        product_ND = ours_ND * theirs_ND
-        cosine_N = product_ND.sum(axis=1)
-        cosine, worst = min(zip(cosine_N.tolist(), names))
+        cosine, worst = export.lowest_cosine(ours_ND, np.stack(theirs), names)
         comparison = f"cosine >= {cosine:.6f} with sherpa-onnx's embeddings ({worst})"
         if cosine < MIN_COSINE and not force:
             raise ValueError(

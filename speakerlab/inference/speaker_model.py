@@ -224,8 +224,9 @@ class SpeakerModel:
     ) -> np.ndarray:
         """Return emb_D, float32, of one recording of any length; channels="each": emb_CD."""
         if channels == "each":
+            source = audio() if callable(audio) else audio
             wave_CS = read_channels(
-                audio() if callable(audio) else audio,
+                source,
                 sample_rate=self.sample_rate,
                 source_rate=sample_rate,
             )
@@ -437,8 +438,10 @@ class SpeakerModel:
         frames: list[np.ndarray] = []
         bounds = window_bounds(len(wave_S), max_samples=self.runtime.max_samples)
         for first, end in bounds:
-            middle_T, frames_TF = self.runtime.frames_of_window(wave_S[None, first:end])
-            times.append(seconds_S[first:end][middle_T])
+            wave_1S = wave_S[None, first:end]
+            middle_T, frames_TF = self.runtime.frames_of_window(wave_1S)
+            window_seconds_S = seconds_S[first:end]
+            times.append(window_seconds_S[middle_T])
             frames.append(frames_TF)
         return np.concatenate(times), np.concatenate(frames)
 
@@ -545,9 +548,9 @@ class SpeakerModel:
                 f" {self.sha256[:12]} (sha256); enrol {name} with that model, or in"
                 " another file"
             )
-        ids: list[str] = []  # for errors
+        titles: list[str] = []  # for errors
         for number in range(1, len(recordings) + 1):
-            ids.append(f"recording {number} of {name}")
+            titles.append(f"recording {number} of {name}")
         all_seconds: list[float] = []
 
         def read(recording: Any) -> np.ndarray:
@@ -564,8 +567,9 @@ class SpeakerModel:
                 f"enrol: {name} has no speech in any recording; give others"
             )
         # Unit vectors, so that loud or long recordings weigh no more than others.
-        unit_ND = unit_rows(emb_ND, ids)
-        mean_1D = _without_copies(unit_ND, name).mean(axis=0, keepdims=True)
+        unit_ND = unit_rows(emb_ND, titles)
+        distinct_ND = _without_copies(unit_ND, name)
+        mean_1D = distinct_ND.mean(axis=0, keepdims=True)
         # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
         unit_1D = unit_rows(mean_1D, [name], where="enrol")
         self.speakers[name] = unit_1D[0]
@@ -821,17 +825,18 @@ class SpeakerModel:
         """Embed waves in batches of equal length, window by window; yield errors unchanged."""
         loaded: list[Loaded] = []
         waves: list[np.ndarray] = []
-        for item in group:
-            if isinstance(item.wave, Exception):
-                yield item.row, item.wave
+        for recording in group:
+            if isinstance(recording.wave, Exception):
+                yield recording.row, recording.wave
             else:
-                loaded.append(item)
-                waves.append(item.wave)
+                loaded.append(recording)
+                waves.append(recording.wave)
 
         # Only waves of equal length share a batch: padding would change their embeddings.
         num_samples = [len(wave_S) for wave_S in waves]
         for batch in group_rows(num_samples):
-            results = self._embed_batch([waves[index] for index in batch])
+            batch_waves = [waves[index] for index in batch]
+            results = self._embed_batch(batch_waves)
             for index, result in zip(batch, results):
                 row, source, _ = loaded[index]
                 if isinstance(result, Exception):
@@ -903,8 +908,8 @@ class SpeakerModel:
     ) -> tuple[np.ndarray, float]:
         """Return emb_D of a recording and its seconds of speech; warn if they are few."""
         wave_S, seconds = self._read_speech(source, sample_rate, channels)
-        emb_1D = self.embed_many([wave_S], check_levels=False)
-        return emb_1D[0], seconds
+        (emb_D,) = self.embed_many([wave_S], check_levels=False)
+        return emb_D, seconds
 
     def _read_speech(
         self, source: Any, sample_rate: int | None, channels: Channels
@@ -932,13 +937,15 @@ class SpeakerModel:
         warn_of_levels(wave_S, sample_rate=rate, where=where)
         times: list[tuple[float, float]] = []
         reads: list[Callable[[], np.ndarray]] = []
-        for first, end in _window_samples(len(wave_S), window, step, sample_rate=rate):
-            window_S = wave_S[first:end]
+        bounds = _window_samples(len(wave_S), window, step, sample_rate=rate)
+        for first, end in bounds:
+            samples = slice(first, end)
+            window_S = wave_S[samples]
             # Digital silence has no embedding.
             if window_S.min() != window_S.max():
                 times.append((first / rate, end / rate))
                 # Reads from the temporary file when its turn comes.
-                reads.append(partial(wave_S.__getitem__, slice(first, end)))
+                reads.append(partial(wave_S.__getitem__, samples))
         emb_WD = self.embed_many(
             reads,
             check_levels=False,
@@ -952,16 +959,21 @@ class SpeakerModel:
         self, source: Any, sample_rate: int | None, channels: Channels
     ) -> np.ndarray:
         """Return wave_S at the model's rate: of a file int16, without holding it in memory."""
-        is_array = hasattr(source, "dtype")
         # An array is in memory already, and may have more digits than 16 bits.
-        read = read_wave if is_array else spool_wave
-        options: dict[str, Any] = {"check_levels": False} if is_array else {}
-        return read(
+        is_array = hasattr(source, "dtype")
+        if is_array:
+            return read_wave(
+                source,
+                sample_rate=self.sample_rate,
+                source_rate=sample_rate,
+                channels=channels,
+                check_levels=False,
+            )
+        return spool_wave(
             source,
             sample_rate=self.sample_rate,
             source_rate=sample_rate,
             channels=channels,
-            **options,
         )
 
     def _read(
@@ -1063,7 +1075,9 @@ def _window_samples(
 def _without_copies(unit_ND: np.ndarray, name: str) -> np.ndarray:
     """Return the rows that are no copies of an earlier one, which would weigh it double."""
     cosine_NN = unit_ND @ unit_ND.T
-    is_copy_N = (np.triu(cosine_NN, k=1) > MIN_COPY_COSINE).any(axis=0)
+    # Column n above the diagonal: row n beside the earlier ones.
+    with_earlier_NN = np.triu(cosine_NN, k=1)
+    is_copy_N = (with_earlier_NN > MIN_COPY_COSINE).any(axis=0)
     if is_copy_N.any():
         num_copies = int(is_copy_N.sum())
         log.warning(
@@ -1077,12 +1091,17 @@ def _without_copies(unit_ND: np.ndarray, name: str) -> np.ndarray:
 def _each(sources: Iterable[Any] | Sized) -> Iterator[Any]:
     """Yield as many sources as there are, or the error of getting one."""
     num_sources = len(sources)  # pyright: ignore[reportArgumentType]
-    # The iterator of a sequence ends at the first error of its `__getitem__`.
+    # A sequence by its indices: its iterator ends at the first error of its `__getitem__`.
     is_indexed = isinstance(sources, Sequence) or not hasattr(sources, "__iter__")
-    items = None if is_indexed else iter(sources)  # pyright: ignore
+    iterator: Iterator[Any] | None = None
+    if not is_indexed:
+        iterator = iter(sources)  # pyright: ignore
     for row in range(num_sources):
         try:
-            yield sources[row] if items is None else next(items)  # pyright: ignore
+            if iterator is None:
+                yield sources[row]  # pyright: ignore
+            else:
+                yield next(iterator)
         except StopIteration:
             yield ValueError(
                 f"sources: end after {row} of {num_sources} recordings; give a list"

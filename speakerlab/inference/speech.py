@@ -25,12 +25,14 @@ log = logging.getLogger(__name__)
 MIN_SPEECH_SECONDS = 0.5
 # From less, nothing is decided.
 MIN_DECISION_SECONDS = levels.MIN_VOICE_SECONDS
-SAMPLE_RATE, CONTEXT_SAMPLES = 16000, 64  # of Silero VAD
+SAMPLE_RATE = 16000  # of Silero VAD
+CONTEXT_SAMPLES = 64  # before each of its frames, which it also hears
 BLOCK_SAMPLES = 16 * SAMPLE_RATE  # in one call; a multiple of the frame
 # Speech starts at the first probability, from WeSpeaker's recipe, and ends below the second.
 # Silero's own 0.5 and 0.35 miss 25.9 instead of 17.9 % of the speech of five excerpts of AMI, with
 # 0.1 instead of 1.3 % of false alarms; mini's development set has 4.5 instead of 5.9 %.
-START, STOP = 0.18, 0.1
+START = 0.18
+STOP = 0.1
 
 
 def find_speech(
@@ -119,7 +121,8 @@ class SileroVad:
     def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
         """Return whether each frame is speech, (T,); frames are consecutive, without overlap."""
         speech_T = self.probabilities(wave_S)
-        # Between the thresholds, a frame takes the decision of the last frame outside them.
+        # Between the thresholds, a frame takes the decision of the last frame outside them. For
+        # example, the probabilities 0.3 0.15 0.05 0.15 are decided by the frames 0 0 2 2.
         is_decided_T = (speech_T >= START) | (speech_T < STOP)
         frame_T = np.arange(len(speech_T))
         decided_T = np.where(is_decided_T, frame_T, 0)
@@ -128,9 +131,9 @@ class SileroVad:
 
     def probabilities(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the probability of speech in each frame; the last frame is padded with zeros."""
-        size = self.frame_samples
+        frame_samples = self.frame_samples
         # numpy cannot join zero arrays: a wave may have no frame.
-        speech = [np.zeros(0, dtype=np.float32)]
+        probabilities = [np.zeros(0, dtype=np.float32)]
         before_S = np.zeros(CONTEXT_SAMPLES, dtype=np.float32)
         # The state of the recurrent network, carried over from block to block.
         hidden = np.zeros((1, 1, 128), dtype=np.float32)
@@ -138,14 +141,16 @@ class SileroVad:
         for start in range(0, len(wave_S), BLOCK_SAMPLES):
             int16_S = wave_S[start : start + BLOCK_SAMPLES]
             block_S = int16_S.astype(np.float32) / FULL_SCALE
-            num_missing = -len(block_S) % size
+            num_missing = -len(block_S) % frame_samples  # to whole frames
             padded_S = np.pad(block_S, (0, num_missing))
-            block_S = np.concatenate([before_S, padded_S])
-            before_S = block_S[-CONTEXT_SAMPLES:]
-            # Each frame is preceded by its context.
-            all_TL = sliding_window_view(block_S, CONTEXT_SAMPLES + size)
-            frames_TL = all_TL[::size].copy()
+            with_context_S = np.concatenate([before_S, padded_S])
+            before_S = with_context_S[-CONTEXT_SAMPLES:]
+
+            # Each frame is preceded by its context. Of the windows at all samples, those of frames.
+            num_heard = CONTEXT_SAMPLES + frame_samples
+            windows = sliding_window_view(with_context_S, num_heard)
+            frames_TL = windows[::frame_samples].copy()
             inputs = {"input": frames_TL, "h": hidden, "c": cell}
             speech_T, hidden, cell = self._session.run(None, inputs)
-            speech.append(speech_T)
-        return np.concatenate(speech)
+            probabilities.append(speech_T)
+        return np.concatenate(probabilities)

@@ -128,7 +128,6 @@ class Stream:
             match_enrolled(model.speakers, model, far=far)
         elif far is not None:
             raise ValueError("far: decides who is known; give known=True")
-        common: dict[str, Any] = {"recording": recording, "max_speakers": max_speakers}
         self._finder: _Whole | _Live
         if self.latency == math.inf:
             if threshold is not None:
@@ -136,8 +135,9 @@ class Stream:
                     "threshold: is for a finite latency; give method=Ahc(threshold=...)"
                 )
             options = {
-                **common,
                 **offline,
+                "recording": recording,
+                "max_speakers": max_speakers,
                 "segmentation": segmenter,
                 "known": known,
                 "far": far,
@@ -167,9 +167,10 @@ class Stream:
                 latency=self.latency,
                 delay=self._reader.delay_seconds,
                 threshold=threshold,
+                max_speakers=max_speakers,
                 known=known,
                 far=far,
-                **common,
+                recording=recording,
             )
         self._diarization: Diarization | None = None
 
@@ -309,13 +310,12 @@ class _Live:
         )
         self._names = _Names(self._speakers, model if known else None, far)
         self._wave_S = np.zeros(0, dtype=np.int16)  # the last samples
-        self._num_samples = 0  # heard, and in full blocks
-        self._rest_S = np.zeros(0, dtype=np.int16)  # less than a block
+        self._num_samples = 0  # heard, in full blocks
+        self._rest_S = np.zeros(0, dtype=np.int16)  # since the last full block
         self._regions: list[LiveRegion] = []  # that reach beyond the final time
         self._next_start = 0.0  # of the next window of the last region
-        # In order of time; unit_D of each window.
-        self._windows: list[Region] = []
-        self._units: list[np.ndarray] = []
+        self._windows: list[Region] = []  # in order of time
+        self._units: list[np.ndarray] = []  # unit_D of each window
         # Speaker -> the turn that has not ended yet.
         self._turn_of: dict[str, Segment] = {}
         self._turns: list[Segment] = []  # all that were returned
@@ -328,25 +328,28 @@ class _Live:
 
     def hear(self, wave_S: np.ndarray) -> list[Segment]:
         """Hear samples; return the turns that are complete."""
+        num_turns_before = len(self._turns)
         rest_S = np.concatenate([self._rest_S, wave_S])
-        num_before = len(self._turns)
         while len(rest_S) >= self._block_samples:
             block_S, rest_S = np.split(rest_S, [self._block_samples])
             self._hear_block(block_S)
         self._rest_S = rest_S
-        return sorted(self._turns[num_before:])
+        new_turns = self._turns[num_turns_before:]
+        return sorted(new_turns)
 
     def finish(self) -> list[Segment]:
         """End the stream; return the remaining turns."""
-        num_before = len(self._turns)
+        num_turns_before = len(self._turns)
         if len(self._rest_S):
             self._hear_block(self._rest_S)
-        self._add_regions(self._source.finish())
+        last_regions = self._source.finish()
+        self._add_regions(last_regions)
         self._decide(self._now)
         self._end_turns(math.inf)
         if not self._turns:
             log.warning("%s: no speech was found", self._recording)
-        return sorted(self._turns[num_before:])
+        new_turns = self._turns[num_turns_before:]
+        return sorted(new_turns)
 
     def diarization(self) -> Diarization:
         # Of turns that overlap, the first may have ended last.
@@ -369,15 +372,18 @@ class _Live:
         self._num_samples += len(block_S)
         wave_S = np.concatenate([self._wave_S, block_S])
         self._wave_S = wave_S[-self._kept_samples :]
-        self._add_regions(self._source.push(block_S))
-        # Until the next block is complete, up to so much more will have been pushed.
-        ahead = BLOCK_SECONDS + self._delay
-        self._decide(self._now + ahead - self._latency)
+        changed_regions = self._source.push(block_S)
+        self._add_regions(changed_regions)
+        # When the next block is complete, up to so much more will have been pushed. What must be
+        # final by then is decided now: with a latency of 2 s and no delay, at 10 s all before 8.25.
+        ahead_seconds = BLOCK_SECONDS + self._delay
+        self._decide(self._now + ahead_seconds - self._latency)
 
     def _add_regions(self, changed: Sequence[LiveRegion]) -> None:
         """Find speakers in regions that began, went on or ended."""
         for region in changed:
-            windows, units = self._embed(self._new_windows(region))
+            new_windows = self._new_windows(region)
+            windows, units = self._embed(new_windows)
             for unit_D in units:
                 number = self._speakers.add(unit_D)
                 if number is not None:
@@ -395,25 +401,36 @@ class _Live:
         if not self._regions or self._regions[-1] is not region:
             self._regions.append(region)
             self._next_start = region.start
-        times: list[Region] = []
+        windows: list[Region] = []
         # As `cut_windows` does, whose last window ends with the region.
         while self._next_start + WINDOW_SECONDS < region.end - ROUNDING_SECONDS:
-            times.append((self._next_start, self._next_start + WINDOW_SECONDS))
+            window = (self._next_start, self._next_start + WINDOW_SECONDS)
+            windows.append(window)
             self._next_start += STEP_SECONDS
         if not region.is_open:
-            times.append(_last_window(region))
-        return times
+            windows.append(_last_window(region))
+        return windows
 
-    def _embed(self, times: Sequence[Region]) -> tuple[list[Region], list[np.ndarray]]:
+    def _embed(
+        self, windows: Sequence[Region]
+    ) -> tuple[list[Region], list[np.ndarray]]:
         """Embed windows; return those that are not digital silence, and unit_D of each."""
+        # Only the last samples are kept, which begin here in the stream.
         num_forgotten = self._num_samples - len(self._wave_S)
-        offset = num_forgotten / self._rate
-        # Times in the samples that are kept.
-        kept_times = [(start - offset, end - offset) for start, end in times]
-        audible_times, reads = audible_windows(kept_times, self._wave_S, self._rate)
-        windows = [(start + offset, end + offset) for start, end in audible_times]
+        kept_from = num_forgotten / self._rate
+        # From times in the stream to times in these samples, and back.
+        inner_windows = [(start - kept_from, end - kept_from) for start, end in windows]
+        audible, reads = audible_windows(
+            inner_windows,
+            self._wave_S,
+            self._rate,
+        )
+        audible_in_stream = [
+            (start + kept_from, end + kept_from) for start, end in audible
+        ]
         emb_ND = self._model.embed_many(reads, check_levels=False)
-        return windows, list(unit_rows(emb_ND))
+        unit_ND = unit_rows(emb_ND)
+        return audible_in_stream, list(unit_ND)
 
     def _decide(self, until: float) -> None:
         """Make the time before `until` final; add its turns."""
@@ -427,13 +444,13 @@ class _Live:
 
         # Forget what is final, except the voices in windows of a segmentation model.
         self._source.forget(until)
-        going_on: list[LiveRegion] = []
+        unfinished: list[LiveRegion] = []
         for region in self._regions:
             if region.is_open or region.end > until:
-                going_on.append(region)
-        self._regions = going_on
-        oldest = until - self._source.context_seconds
-        num_old = sum(end <= oldest for _, end in self._windows)
+                unfinished.append(region)
+        self._regions = unfinished
+        needed_from = until - self._source.context_seconds
+        num_old = sum(end <= needed_from for _, end in self._windows)
         del self._windows[:num_old]
         del self._units[:num_old]
 
@@ -445,15 +462,7 @@ class _Live:
                 regions.append(region)
         if not regions:
             return []
-        windows = list(self._windows)
-        units = list(self._units)
-        # Of a region that goes on, the full windows may end before.
-        last_window = _last_window(regions[-1])
-        is_covered = bool(windows) and windows[-1][1] >= until
-        if regions[-1].is_open and not is_covered and last_window[0] < until:
-            last, last_units = self._embed([last_window])
-            windows += last
-            units += last_units
+        windows, units = self._windows_before(until, regions[-1])
         if not windows:
             return []
         unit_ND = np.stack(units)
@@ -474,6 +483,24 @@ class _Live:
                 segments.append(segment._replace(start=start, end=end))
         return segments
 
+    def _windows_before(
+        self, until: float, last_region: LiveRegion
+    ) -> tuple[list[Region], list[np.ndarray]]:
+        """Return the windows, up to `until` or later, and unit_D of each.
+
+        The full windows of a region that goes on may end before; then the window that ends with the
+        region so far is one more.
+        """
+        windows = list(self._windows)
+        units = list(self._units)
+        last_start, last_end = _last_window(last_region)
+        is_covered = bool(windows) and windows[-1][1] >= until
+        if last_region.is_open and not is_covered and last_start < until:
+            last_windows, last_units = self._embed([(last_start, last_end)])
+            windows += last_windows
+            units += last_units
+        return windows, units
+
     def _activity(
         self,
         until: float,
@@ -491,6 +518,8 @@ class _Live:
 
     def _add(self, segment: Segment) -> None:
         """Add a segment of a number ("speaker1") to the turn that goes on, or to a new one."""
+        # "speaker1" is the first of the speakers so far; before there is any, it has the number
+        # that the first will have, 0.
         index = int(segment.speaker.removeprefix("speaker")) - 1
         numbers = self._speakers.numbers or [0]
         name = self._names.name(numbers[index])
@@ -581,8 +610,12 @@ class _Names:
     def embeddings(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return name -> unit vector, float32, for the names of turns in order of appearance."""
         emb_of: dict[str, np.ndarray] = {}
-        for name in dict.fromkeys(names):
-            direction_D = self._speakers.direction_D(self._number_of[name])
+        for name in names:
+            # The first turn of a speaker decides the order.
+            if name in emb_of:
+                continue
+            number = self._number_of[name]
+            direction_D = self._speakers.direction_D(number)
             emb_of[name] = direction_D.astype(np.float32)
         return emb_of
 

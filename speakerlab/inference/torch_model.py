@@ -192,14 +192,13 @@ class Classifier:
 
     def logits(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return logits_NC, float32, without a margin; scale * cosine for an angular head."""
-        device = self.head.get_parameter("weight_CD").device
-        emb = torch.from_numpy(emb_ND).to(device)
-        num_embeddings = len(emb)
+        weight_CD = self.head.get_parameter("weight_CD")
+        emb = torch.from_numpy(emb_ND).to(weight_CD.device)
+        # The head needs labels only for its loss, which is not used.
+        any_label_N = emb.new_zeros(len(emb), dtype=torch.int64)
+        no_margin = 0.0  # only training has one
         with torch.inference_mode():
-            # The head needs labels only for its loss, which is not used.
-            any_label_N = emb.new_zeros(num_embeddings, dtype=torch.int64)
-            # Margin 0.0: only training has a margin.
-            _, logits_NC = self.head(emb, any_label_N, 0.0)
+            _, logits_NC = self.head(emb, any_label_N, no_margin)
             return logits_NC.float().cpu().numpy()
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:

@@ -74,24 +74,13 @@ def tune(
     if not has_speech:
         raise ValueError(f"{source}: has no speech to score; check the turns")
 
-    # Method -> its candidates, the nearest to the default first. The first method is the default.
-    by_distance = sorted(THRESHOLDS, key=lambda t: abs(t - Tuning().threshold))
-    candidates_of = {
-        "spectral": [Tuning()],
-        "ahc": [Tuning("ahc", threshold) for threshold in by_distance],
-    }
-    if plda is not None:
-        by_ratio = sorted(FBS, key=lambda fb: abs(np.log(fb / Tuning().fb)))
-        # A digest of any PLDA: this one is not stored yet.
-        vbx = Tuning("vbx", plda_sha256="")
-        candidates_of["vbx"] = [replace(vbx, fb=fb) for fb in by_ratio]
-    candidates = [tuning for tunings in candidates_of.values() for tuning in tunings]
-    # For each candidate: name of a recording -> the turns found.
-    turns_of: list[dict[str, list[Turn]]] = [{} for _ in candidates]
+    candidates = _candidates(with_vbx=plda is not None)
+    # For each candidate: name of a recording -> the turns that it finds.
+    hypotheses: list[dict[str, list[Turn]]] = [{} for _ in candidates]
     names = sorted(reference)
     for name in progress_bar(names, unit="recordings", shown=progress):
         speech = embed_windows(model, recordings[name])
-        for candidate, found_turns in zip(candidates, turns_of):
+        for candidate, hypothesis in zip(candidates, hypotheses):
             method = build_method(candidate, read_plda=lambda: plda)
             clusters = cluster(speech.emb_ND, method)
             segments = find_segments(
@@ -103,27 +92,52 @@ def tune(
             for segment in segments:
                 turn = Turn(segment.start, segment.end, segment.speaker)
                 turns.append(turn)
-            found_turns[name] = turns
+            hypothesis[name] = turns
 
     # Method -> its lowest DER, and the candidate with it: of equal ones the first.
     der_of: dict[str, float] = {}
     best_of: dict[str, Tuning] = {}
-    for candidate, found_turns in zip(candidates, turns_of):
-        scored = score_recordings(reference, found_turns, regions=regions)
-        errors = total(scored.values())
+    for candidate, hypothesis in zip(candidates, hypotheses):
+        errors_of = score_recordings(reference, hypothesis, regions=regions)
+        errors = total(errors_of.values())
         der = errors.wrong / errors.scored
-        name = candidate.method
-        if name not in der_of or der < der_of[name]:
-            der_of[name] = der
-            best_of[name] = candidate
-    chosen = min(der_of, key=der_of.__getitem__)
+        method_name = candidate.method
+        if method_name not in der_of or der < der_of[method_name]:
+            der_of[method_name] = der
+            best_of[method_name] = candidate
+    best_method = min(der_of, key=der_of.__getitem__)
     return replace(
-        best_of[chosen],
+        best_of[best_method],
         threshold=best_of["ahc"].threshold,
         fb=best_of["vbx"].fb if plda is not None else Tuning().fb,
         der=der_of,
         source=f"{source}: {count_of(len(reference), 'recording')}",
     )
+
+
+def _candidates(*, with_vbx: bool) -> list[Tuning]:
+    """Return the settings to compare, by method; of a method, the nearest to the default first.
+
+    The first method is the default.
+    """
+    default = Tuning()
+    candidates = [default]  # spectral
+
+    def threshold_distance(threshold: float) -> float:
+        return abs(threshold - default.threshold)
+
+    for threshold in sorted(THRESHOLDS, key=threshold_distance):
+        candidates.append(Tuning("ahc", threshold))
+
+    def fb_distance(fb: float) -> float:
+        return abs(np.log(fb / default.fb))
+
+    if with_vbx:
+        # A digest of any PLDA: that of the model is not stored yet.
+        vbx = Tuning("vbx", plda_sha256="")
+        for fb in sorted(FBS, key=fb_distance):
+            candidates.append(replace(vbx, fb=fb))
+    return candidates
 
 
 def learn_vbx(model: SpeakerModel, folder: Path, *, progress: bool = False) -> Vbx:

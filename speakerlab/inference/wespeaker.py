@@ -30,13 +30,11 @@ from speakerlab.inference import export
 from speakerlab.inference.onnx_model import open_session
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.torch_model import TorchModel
-from speakerlab.scoring.pair_scores import unit_rows
 
 log = logging.getLogger(__name__)
 
-MIN_COSINE = (
-    0.99  # between the embeddings of their features and of ours, of the worst recording
-)
+# Between the embeddings of their features and of ours, of the worst recording.
+MIN_COSINE = 0.99
 # Where WeSpeaker's features differ from the defaults of `Fbank`.
 SETTINGS: dict[str, Any] = {"window": "hamming", "scale": 32768.0}
 # Settings that decide what `feats` is; with others, the graph has no right input.
@@ -62,15 +60,18 @@ class OfTheirFeatures(export.OfFeatures):
         self.min_samples = frontend.min_samples + later_frames * frontend.frame_shift
 
     def forward(self, wave: Tensor) -> Tensor:
+        """Return emb_BD of features: `wave` is the name of the input in the class above."""
         feats_BTF = wave
-        num_frames = feats_BTF.shape[1]
         if self.min_frames > 1:
             # Without this, the network would end with an error, not with NaN.
+            num_frames = feats_BTF.shape[1]
             num_missing: Any = torch.sym_max(self.min_frames - num_frames, 0)
             feats_BTF = functional.pad(feats_BTF, (0, 0, 0, num_missing))
         emb_BD = super().forward(feats_BTF)
-        count_B1 = torch.ones_like(wave[:, :, 0]).sum(1, keepdim=True)
-        return torch.where(count_B1 < self.shortest, torch.nan, emb_BD)
+        # Counted as a tensor, because the graph has no branch on the number of frames.
+        one_BT = torch.ones_like(wave[:, :, 0])
+        num_frames_B1 = one_BT.sum(1, keepdim=True)
+        return torch.where(num_frames_B1 < self.shortest, torch.nan, emb_BD)
 
 
 def export_wespeaker(
@@ -155,18 +156,15 @@ def compare(
     their_features = Fbank(**their_settings()).eval()
     names = [str(path) for path in test]
     waves = [read_wave(name, sample_rate=runtime.sample_rate) for name in names]
-    embs: list[np.ndarray] = []
+    embeddings: list[np.ndarray] = []
     for wave_S in waves:
         float_S = np.ascontiguousarray(wave_S, dtype=np.float32)
         wave_1S = torch.from_numpy(float_S)[None]
         feats_1TF = their_features(wave_1S).numpy()
         (emb_1D,) = session.run(["embs"], {"feats": feats_1TF})
-        embs.append(emb_1D[0])
-    their_ND = unit_rows(np.stack(embs), names)
-    our_ND = unit_rows(SpeakerModel(runtime).embed_many(waves), names)
-    product_ND = our_ND * their_ND
-    cosine_N = product_ND.sum(axis=1)
-    cosine, worst = min(zip(cosine_N.tolist(), names))
+        embeddings.append(emb_1D[0])
+    ours_ND = SpeakerModel(runtime).embed_many(waves)
+    cosine, worst = export.lowest_cosine(ours_ND, np.stack(embeddings), names)
     comparison = f"cosine >= {cosine:.6f} with WeSpeaker's features ({worst})"
     if not cosine >= MIN_COSINE and not force:
         raise ValueError(

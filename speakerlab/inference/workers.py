@@ -43,10 +43,12 @@ def share_threads(nproc: int, wanted: int | str = "auto") -> int:
 
     wanted: the model's runtime.num_threads; "auto" for as many threads as torch has.
     """
-    # torch itself uses one thread: with more, the order of its sums depends on their number.
     cpu_share = max(1, process.available_cpus() // nproc)
-    most = wanted if isinstance(wanted, int) else torch.get_num_threads()
-    num_threads = min(most, cpu_share, MAX_THREADS)
+    wanted_threads = torch.get_num_threads()
+    if isinstance(wanted, int):
+        wanted_threads = wanted
+    num_threads = min(wanted_threads, cpu_share, MAX_THREADS)
+    # torch itself uses one thread: with more, the order of its sums depends on their number.
     torch.set_num_threads(1)
     return num_threads
 
@@ -108,53 +110,57 @@ def embed_chunks(
             f"--nproc: {nproc} processes, but extracting with more than one"
             f" {process.LINUX_ONLY}; leave --nproc out"
         )
-    count = min(nproc, len(todo))
-    shares = [todo[index::count] for index in range(count)]
-    total = 0  # utterances
+    num_processes = min(nproc, len(todo))
+    shares = [todo[index::num_processes] for index in range(num_processes)]
+    num_utterances = 0
     for chunk in todo:
         for rows in work.chunks[chunk]:
-            total += len(rows)
-    num_workers = auto_workers(nproc)
+            num_utterances += len(rows)
     num_doubtful = CONTEXT.Value("q", 0)
-    embed = partial(
+    embed_share = partial(
         _embed_share,
-        work,
-        embedder,
-        shares,
-        num_threads,
-        num_workers,
-        num_doubtful,
+        work=work,
+        embedder=embedder,
+        shares=shares,
+        num_threads=num_threads,
+        num_workers=auto_workers(nproc),
+        num_doubtful=num_doubtful,
     )
-    with progress_bar(total=total, unit="utterances") as bar:
-        if count == 1:
-            for num_embedded in embed(0):
+    with progress_bar(total=num_utterances, unit="utterances") as bar:
+        if num_processes == 1:
+            for num_embedded in embed_share(0):
                 bar.update(num_embedded)
         else:
-            _embed_in_processes(embed, count, bar)
+            _embed_in_processes(embed_share, num_processes, bar)
     return num_doubtful.value
 
 
-def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
-    done = CONTEXT.Value("q", 0)  # utterances
+# Embeds the share of the process with this index; yields the size of each finished batch.
+EmbedShare = Callable[[int], Iterator[int]]
+
+
+def _embed_in_processes(embed_share: EmbedShare, num_processes: int, bar: Any) -> None:
+    """Embed each share in a process of its own; move the bar."""
+    num_embedded = CONTEXT.Value("q", 0)  # utterances, of all processes
     # The fork inherits the model and the data; nothing is pickled.
     parent = os.getpid()
     pool = ProcessPoolExecutor(
-        count,
+        num_processes,
         mp_context=CONTEXT,
         initializer=_start,
-        initargs=(parent, embed, done),
+        initargs=(parent, embed_share, num_embedded),
     )
     try:
         with process.hold_ctrl_c():
-            running = {pool.submit(_run_share, index) for index in range(count)}
+            running = {pool.submit(_run_share, index) for index in range(num_processes)}
         while running:
             ended, running = wait(
                 running,
                 timeout=SECONDS_PER_UPDATE,
                 return_when=FIRST_EXCEPTION,
             )
-            # The workers count in `done`; only this process draws the bar.
-            bar.update(done.value - bar.n)
+            # The workers count; only this process draws the bar.
+            bar.update(num_embedded.value - bar.n)
             # `result` raises the error of a worker.
             for future in ended:
                 future.result()
@@ -164,7 +170,7 @@ def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
             worker.kill()
         if isinstance(error, BrokenProcessPool):
             raise ValueError(
-                f"extract: one of {count} processes was killed, probably for lack of"
+                f"extract: one of {num_processes} processes was killed, probably for lack of"
                 " memory; use fewer processes (--nproc)"
             ) from None
         raise
@@ -172,34 +178,36 @@ def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
         pool.shutdown()
 
 
-Share = Callable[[int], Iterator[int]]  # `_embed_share` of a process
-_inherited: tuple[Share, Any]  # and the counter of utterances, in a forked process
+# In a forked process: the function, and the counter of utterances.
+_inherited: tuple[EmbedShare, Any]
 
 
-def _start(parent: int, *inherited: Any) -> None:
+def _start(parent: int, embed_share: EmbedShare, num_embedded: Any) -> None:
     """Prepare a forked process in the same way as a data worker."""
     global _inherited
     start_worker(0)  # each process may warn, as the first data worker does
     if os.getppid() != parent:  # the parent died before `start_worker` watched it
         process.leave(process.EXIT_INPUT)
-    _inherited = inherited
+    _inherited = (embed_share, num_embedded)
 
 
 def _run_share(index: int) -> None:
-    embed, done = _inherited
-    for num_embedded in embed(index):
-        with done.get_lock():
-            done.value += num_embedded
+    """Embed the share of a forked process; count its utterances."""
+    embed_share, num_embedded = _inherited
+    for batch_size in embed_share(index):
+        with num_embedded.get_lock():
+            num_embedded.value += batch_size
 
 
 def _embed_share(
+    index: int,
+    *,
     work: Extraction,
     embedder: Embedder,
     shares: Sequence[Sequence[int]],
     num_threads: int,
     num_workers: int,
     num_doubtful: Any,
-    index: int,
 ) -> Iterator[int]:
     """Embed and save the chunks of process `index`; yield the size of each finished batch."""
     # All chunks in one stream of batches: reading continues from one chunk to the next.

@@ -94,7 +94,8 @@ class Augment(nn.Module):
             else:
                 self.wave_names.append(name)
 
-        # The count of silent crops where no augmentation counts; a buffer is on the device.
+        # The count of silent crops where no augmentation counts them; a buffer, so that it is on
+        # the device.
         zero = torch.zeros((), dtype=torch.int64)
         self.register_buffer("none", zero, persistent=False)
 
@@ -136,8 +137,9 @@ class Augment(nn.Module):
         return feats_BTF
 
     def scale(self, batch: Batch) -> Tensor:
-        """Return (B, W or S, the larger) in [-1, 1); where all rows are slowed down W is less."""
+        """Return waves in [-1, 1), at least as long as a crop."""
         wave_BW = batch.wave_BS / INT16_SCALE
+        # A crop that is slowed down needs fewer samples than it will have.
         missing = self.num_samples - wave_BW.shape[1]
         if missing <= 0:
             return wave_BW
@@ -186,9 +188,9 @@ def split_draws(draws: Draws, num_rows: int) -> list[Draws]:
     """Return the same draws, `num_rows` at a time."""
     pieces: list[Draws] = []
     for start in range(0, len(draws.rows), num_rows):
-        part = slice(start, start + num_rows)
+        rows = slice(start, start + num_rows)
         # Slice every tensor in the tuple: the rows and the values.
-        pieces.append(tree_map_only(Tensor, itemgetter(part), draws))
+        pieces.append(tree_map_only(Tensor, itemgetter(rows), draws))
     return pieces
 
 

@@ -13,8 +13,8 @@ from speakerlab.frontend.augment.speed import resampler_between
 
 LAWS = ("mu-law", "A-law")  # the draw `law` is an index into these
 CODEC_RATE = 8000
-# Of each law: the offset subtracted from a magnitude before the steps and added after them, and the
-# magnitude where its lowest octave begins.
+# Of each law: the offset subtracted from a magnitude before the steps and added after them (below 0
+# for mu-law, which adds a bias of 132), and the magnitude where its lowest octave begins.
 OFFSETS = (-132 / INT16_SCALE, 0.0)
 LOWEST_OCTAVES = (128 / INT16_SCALE, 256 / INT16_SCALE)
 STEPS = 16  # in an octave
@@ -76,7 +76,8 @@ def through_g711(wave_RS: Tensor, offset_R1: Tensor, lowest_R1: Tensor) -> Tenso
     magnitude_RS = wave_RS.abs() - offset_R1
     magnitude_RS = magnitude_RS.clamp(max=largest)
 
-    # The power of two below: the exponent's bits alone, exact and faster than a logarithm.
+    # The power of two below, 0.25 for 0.3: the exponent's bits alone, exact and faster than a
+    # logarithm.
     exponent_RS = magnitude_RS.view(torch.int32) & EXPONENT_BITS
     octave_RS = exponent_RS.view(torch.float32)
     step_RS = torch.maximum(octave_RS, lowest_R1) / STEPS

@@ -95,19 +95,22 @@ class Formants(Augmentation):
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         num_rows = rows_at_once(x_R)
-        factor_R = draws.values["factor"]
+        waves = x_R.split(num_rows)
+        factors = draws.values["factor"].split(num_rows)
         moved: list[Tensor] = []
-        for wave_RS, factors in zip(x_R.split(num_rows), factor_R.split(num_rows)):
-            moved.append(self._move(wave_RS, factors))
+        for wave_RS, factor_R in zip(waves, factors):
+            moved.append(self._move(wave_RS, factor_R))
         return torch.cat(moved)
 
     def _move(self, wave_RS: Tensor, factor_R: Tensor) -> Tensor:
         """Return waves (R, S) whose envelopes are scaled by the factors."""
-        spectrum_RTK = torch.fft.rfft(self.frames.cut(wave_RS))
+        frames_RTN = self.frames.cut(wave_RS)
+        spectrum_RTK = torch.fft.rfft(frames_RTN)
         gain_RTK = self._gain(spectrum_RTK, factor_R)
-        frames_RTN = torch.fft.irfft(spectrum_RTK * gain_RTK, n=self.frames.length)
+        moved_RTK = spectrum_RTK * gain_RTK
+        moved_RTN = torch.fft.irfft(moved_RTK, n=self.frames.length)
         num_samples = wave_RS.shape[1]
-        moved_RS = self.frames.join(frames_RTN, num_samples=num_samples)
+        moved_RS = self.frames.join(moved_RTN, num_samples=num_samples)
         return at_level_of(wave_RS, moved_RS)
 
     def _gain(self, spectrum_RTK: Tensor, factor_R: Tensor) -> Tensor:
@@ -117,25 +120,29 @@ class Formants(Augmentation):
         log_power_RTK = power_RTK.add_(POWER_FLOOR).log_()
         cepstrum_RTQ = log_power_RTK @ self.analysis
 
-        # The moved envelope has at a frequency what the envelope has at frequency / factor. Where
-        # that exceeds the highest frequency, it has the envelope's last value.
+        # The moved envelope has at a frequency what the envelope has at frequency / factor: with a
+        # factor of 1.25, at 1250 Hz what was at 1000 Hz. Where that exceeds the highest frequency,
+        # it has the envelope's last value.
         source_RK = self.frequency / factor_R[:, None]
         source_RK = source_RK.clamp_max(math.pi)
-        moved_RQK = torch.cos(self.coefficient[:, None] * source_RK[:, None, :])
-        envelope_QK = torch.cos(self.coefficient[:, None] * self.frequency)
+
+        # Each envelope is a sum of cosines with the same coefficients, so is their log ratio.
+        coefficient_Q1 = self.coefficient[:, None]
+        moved_RQK = torch.cos(coefficient_Q1 * source_RK[:, None, :])
+        envelope_QK = torch.cos(coefficient_Q1 * self.frequency)
         log_gain_RTK = cepstrum_RTQ @ (moved_RQK - envelope_QK)
 
-        limit = MAX_GAIN_DB / 20 * math.log(10)
+        limit = MAX_GAIN_DB / 20 * math.log(10)  # from dB to a natural logarithm
         return log_gain_RTK.clamp_(-limit, limit).exp_()
 
 
 def cepstrum_matrix(frequency_K: Tensor, coefficient_Q: Tensor) -> Tensor:
-    """Return (K, Q), which makes coefficients of the cepstrum out of log power.
+    """Return the matrix (K, Q) from log power to coefficients of the cepstrum.
 
-    The sum of coefficient x cos(coefficient number x frequency) is the log amplitude.
+    The sum over q of (coefficient q) x cos(q x frequency) is the log amplitude.
     """
-    # A coefficient is a mean over the frequencies of both signs. All bins but the first and the
-    # last stand for two of them.
+    # A coefficient is a mean over the N = 2 K - 2 frequencies of both signs. All bins but the first
+    # and the last stand for two of them: 1 + 2 + 2 + 2 + 1 = 8 for K = 5.
     num_bins = len(frequency_K)
     weight_K = torch.full_like(frequency_K, 2.0)
     weight_K[0] = 1.0

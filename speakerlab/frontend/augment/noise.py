@@ -69,7 +69,8 @@ class Noise(Augmentation):
                 "augment.kind_odds: are 0 for all recordings, which are"
                 f" {', '.join(odds)}; raise one, or set augment.noise_prob to 0"
             )
-        # Kind k is drawn where a number below the total odds falls between ends k - 1 and k.
+        # Kind k is drawn where a number below the total odds falls between ends k - 1 and k: with
+        # the odds 1 and 3, the ends are 1 and 4, and 2.5 draws the second kind.
         drawn_odds = [odds[kind] for kind in self.kinds]
         self.kind_ends = np.cumsum(drawn_odds)
 
@@ -91,10 +92,10 @@ class Noise(Augmentation):
         kind = self.kinds[int(kind_index)]
 
         # Babble is several recordings of speech, without repeats where there are enough.
-        fewest, most = (1, 1)
+        min_voices, max_voices = (1, 1)
         if kind == "speech":
-            fewest, most = self.babble_voices
-        num_voices = int(rng.integers(fewest, most + 1))
+            min_voices, max_voices = self.babble_voices
+        num_voices = int(rng.integers(min_voices, max_voices + 1))
         recordings = self.of_kind[kind]
         noise_V = rng.choice(
             recordings,
@@ -213,10 +214,10 @@ class Noise(Augmentation):
 def noise_bank(noises: Sequence[Any], *, num_samples: int) -> tuple[Tensor, np.ndarray]:
     """Return all noises in one int16 vector, and the position where each begins, (K,) int64.
 
-    Each noise is followed by its own beginning, S - 1 samples long. So a crop's noise, from any
-    start, is one contiguous slice, also where the noise has to repeat. An index for every sample
-    instead would take a CPU longer than everything else that the augmentation does. The last S
-    samples of the bank are silence.
+    Each noise is followed by its own beginning, S - 1 samples long: where S is 3, the noise 1 2 3 4
+    is stored as 1 2 3 4 1 2. So a crop's noise, from any start, is one contiguous slice, also where
+    the noise has to repeat. An index for every sample instead would take a CPU longer than
+    everything else that the augmentation does. The last S samples of the bank are silence.
     """
     looped_lengths = lengths_of(noises) + num_samples - 1
     offsets = np.cumsum(looped_lengths) - looped_lengths

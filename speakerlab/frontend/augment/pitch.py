@@ -39,14 +39,15 @@ NEIGHBOURS = 2  # on each side; a harmonic fills four bins
 # Bins over which the spectrum falls to 0 where the new pitch exceeds the highest frequency.
 EDGE_BINS = 4.0
 
-# A ratio of pitches is an integer number of 2^-16: positions in a crop are exact on any device.
+# A ratio of pitches is an integer in units of 2^-16: 1.5 is 98304. So positions in a crop are exact
+# on any device, and `>> RATIO_BITS` takes their whole samples.
 RATIO_BITS = 16
 # The longer wave has twice the samples, so that few taps suffice between them. A Kaiser window of
 # this shape leaves -58 dB of the images that are beyond its frequencies.
 OVERSAMPLING = 2
 NUM_TAPS = 8
 KAISER_BETA = 5.4
-PLACE_BITS = 9  # 512 places between two samples
+PLACE_BITS = 9  # 512 places between two samples: the highest bits below a whole sample
 
 
 class Pitch(Augmentation):
@@ -100,10 +101,11 @@ class Pitch(Augmentation):
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         num_rows = rows_at_once(x_R)
-        ratio_R1 = draws.values["ratio"][:, None]
+        waves = x_R.split(num_rows)
+        ratios = draws.values["ratio"].split(num_rows)
         shifted: list[Tensor] = []
-        for wave_RS, ratios in zip(x_R.split(num_rows), ratio_R1.split(num_rows)):
-            shifted.append(self._shift(wave_RS, ratios))
+        for wave_RS, ratio_R in zip(waves, ratios):
+            shifted.append(self._shift(wave_RS, ratio_R[:, None]))
         return torch.cat(shifted)
 
     def _shift(self, wave_RS: Tensor, ratio_R1: Tensor) -> Tensor:
@@ -111,14 +113,16 @@ class Pitch(Augmentation):
         here_RTK, before_RTK = self._spectra(wave_RS, ratio_R1)
         turned_RTK = here_RTK * rotations(here_RTK, before_RTK)
         band_RK = self._band(ratio_R1)
-        stretched = self._join(turned_RTK * band_RK[:, None])
+        audible_RTK = turned_RTK * band_RK[:, None]
+        stretched = self._join(audible_RTK)
         pitched_RS = self._read(stretched, ratio_R1)
         return at_level_of(wave_RS, pitched_RS)
 
     def _spectra(self, x_RS: Tensor, ratio_R1: Tensor) -> tuple[Tensor, Tensor]:
         """Return spectra (R, T, K) of the places of all frames, and of one frame shift before."""
         shift = self.frames.shift
-        # Frame t of the longer wave has its centre at (t - 1) G.
+        # Frame t of the longer wave has its centre at (t - 1) G, and takes the sound from this time
+        # divided by the ratio: an octave higher, frame 9 with its centre at 8 G takes it from 4 G.
         frame_T = torch.arange(self.num_frames, device=x_RS.device)
         centre_T = (frame_T - 1) * shift
         source_RT = torch.div(
@@ -129,14 +133,16 @@ class Pitch(Augmentation):
         # Beyond the crop everything is zero: rows of lower pitches end there.
         source_RT = source_RT.clamp_max(self.num_samples + 3 * shift)
 
-        # The first centre is at -2 G or later, a frame begins 2 G before it, and the frame before
-        # another G: 5 G. Candidate k begins at the sample k - 5 G.
+        # The first centre is at -2 G or later, a frame begins 2 G before its centre, and the frame
+        # before another G: 5 G. Candidate k begins at the sample k - 5 G, so the frame that begins
+        # 2 G before its centre is candidate centre + 3 G.
         padding = 5 * shift
         padded_RS = F.pad(x_RS, (padding, padding))
         candidates = padded_RS.unfold(1, self.frames.length, 1)
+        candidate_RT = source_RT + 3 * shift
         row_R1 = torch.arange(len(x_RS), device=x_RS.device)[:, None]
-        here_RTN = candidates[row_R1, source_RT + 3 * shift]
-        before_RTN = candidates[row_R1, source_RT + 2 * shift]
+        here_RTN = candidates[row_R1, candidate_RT]
+        before_RTN = candidates[row_R1, candidate_RT - shift]
         here_RTK = torch.fft.rfft(here_RTN.mul_(self.frames.window))
         before_RTK = torch.fft.rfft(before_RTN.mul_(self.frames.window))
         return here_RTK, before_RTK
@@ -159,12 +165,15 @@ class Pitch(Augmentation):
 
     def _read(self, stretched: Tensor, ratio_R1: Tensor) -> Tensor:
         """Return the samples (R, S) of the longer waves, read `ratio` times as fast."""
+        # The crop begins 3 G after the longer wave does.
         first = OVERSAMPLING * 3 * self.frames.shift
         sample_S = torch.arange(self.num_samples, device=stretched.device)
         position_RS = sample_S * (OVERSAMPLING * ratio_R1) + (first << RATIO_BITS)
 
-        # The whole samples of a position, and the place between two samples.
-        begin_RS = (position_RS >> RATIO_BITS) - (NUM_TAPS // 2 - 1)
+        # The whole samples of a position, and the place between two samples: the position 10.75 has
+        # the whole sample 10, the first tap at 10 - 3 = 7, and the place 0.75 * 512 = 384.
+        whole_RS = position_RS >> RATIO_BITS
+        begin_RS = whole_RS - (NUM_TAPS // 2 - 1)
         place_RS = position_RS >> (RATIO_BITS - PLACE_BITS)
         place_RS &= 2**PLACE_BITS - 1
 
@@ -185,7 +194,7 @@ def ratio_of(semitones: float) -> int:
 
 def rotations(here_RTK: Tensor, before_RTK: Tensor) -> Tensor:
     """Return the factors of magnitude 1 that give each frame the phases of the longer wave."""
-    # The first frame keeps its phases.
+    # The phase of a frame is the sum of the advances up to it. The first frame keeps its phases.
     advance_RTK = here_RTK * before_RTK.conj()
     advance_RTK[:, 0] = here_RTK[:, 0]
     phase_RTK = unit(advance_RTK).cumprod(1)
@@ -194,8 +203,9 @@ def rotations(here_RTK: Tensor, before_RTK: Tensor) -> Tensor:
     turn_RTK = phase_RTK * here_RTK.conj()
     num_bins = turn_RTK.shape[2]
     padded_RTK = F.pad(turn_RTK, (NEIGHBOURS, NEIGHBOURS))
+    num_summed = 2 * NEIGHBOURS + 1
     sum_RTK = padded_RTK[..., :num_bins].clone()
-    for first in range(1, 2 * NEIGHBOURS + 1):
+    for first in range(1, num_summed):
         sum_RTK += padded_RTK[..., first : first + num_bins]
     return unit(sum_RTK)
 
@@ -215,6 +225,6 @@ def interpolation_filters() -> Tensor:
     shape_LP = np.sqrt(1 - (distance_LP / half) ** 2)
     window_LP = np.i0(KAISER_BETA * shape_LP) / np.i0(KAISER_BETA)
     weight_LP = np.sinc(distance_LP) * window_LP
-    # A constant stays what it is.
+    # The weights of a place sum to 1, so that a constant stays what it is.
     weight_LP /= weight_LP.sum(0)
     return torch.from_numpy(weight_LP).float()

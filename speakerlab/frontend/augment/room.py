@@ -54,12 +54,14 @@ class Room(Augmentation):
         return Draw({"room": room})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        spectrum = torch.fft.rfft(x_R, n=self.num_fft)
-        spectrum *= self._room_spectra(draws.values["room"])
-        wet = torch.fft.irfft(spectrum, n=self.num_fft)
+        room_R = draws.values["room"]
+        # The product of two spectra is the spectrum of the convolution.
+        spectra = torch.fft.rfft(x_R, n=self.num_fft)
+        spectra *= self._room_spectra(room_R)
+        reverberant = torch.fft.irfft(spectra, n=self.num_fft)
         # Every room has its direct sound at the sample `lead`; without it, speech is not delayed.
         end = self.lead + self.num_samples
-        return wet[:, self.lead : end]
+        return reverberant[:, self.lead : end]
 
     def _room_spectra(self, room_R: Tensor) -> Tensor:
         """Return the spectra of the rooms with these indices."""
@@ -91,13 +93,14 @@ def room_bank(rooms: Sequence[Any], *, sample_rate: int) -> Tensor:
         if not room_S.any():
             raise ValueError(f"data.rirs: room {index} is empty or silent; remove it")
 
-        # Put the direct sound at the sample `lead`: pad a room that begins later, cut the others.
+        # Put the direct sound at the sample `lead`. Where that is 80, a room with its peak at 50
+        # gets 30 zeros in front, one with its peak at 200 loses the first 120 samples.
         magnitude_S = np.abs(room_S)
         peak = int(magnitude_S.argmax())
         padding = max(0, lead - peak)
         start = max(0, peak - lead)
         padded_S = np.pad(room_S, (padding, 0))
-        aligned_S = padded_S[start:][:width]
+        aligned_S = padded_S[start : start + width]
 
         energy = np.square(aligned_S).sum()
         normalised_S = aligned_S / np.sqrt(energy)

@@ -78,6 +78,8 @@ def masked_cells(uniform_M2: np.ndarray, *, size: int, max_width: int) -> np.nda
     """Return (D,), true inside a mask, D = `size`, from (M, 2) uniforms: width and place.
 
     width = floor(u x (max_width + 1)), at most `size`; start = floor(u' x (size - width + 1)).
+    For example, u = 0.5 and u' = 0.9 with the size 10 and the largest width 5 give the width 3 and
+    the start 7: the cells 7, 8 and 9.
     """
     width_u_M = uniform_M2[:, 0]
     place_u_M = uniform_M2[:, 1]

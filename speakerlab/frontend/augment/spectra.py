@@ -45,7 +45,11 @@ class Frames(nn.Module):
         return num_blocks + OVERLAP - 1
 
     def cut(self, wave_RS: Tensor) -> Tensor:
-        """Return the frames (R, T, N); frame t begins at the sample (t - 3) G."""
+        """Return the frames (R, T, N); frame t begins at the sample (t - 3) G.
+
+        For example, with G = 2, 5 samples have 6 frames, which begin at -6, -4, -2, 0, 2 and 4:
+        sample 0 is in the first four of them.
+        """
         num_samples = wave_RS.shape[1]
         num_frames = self.count(num_samples)
         before = self.length - self.shift
@@ -57,9 +61,10 @@ class Frames(nn.Module):
     def join(self, frames_RTN: Tensor, *, num_samples: int) -> Tensor:
         """Return the waves (R, S) whose frames `cut` returned, after a change."""
         windowed_RTN = frames_RTN * self.window
-        wave = overlap_add(windowed_RTN)
+        padded_RS = overlap_add(windowed_RTN)
         before = self.length - self.shift
-        return wave[:, before : before + num_samples]
+        end = before + num_samples
+        return padded_RS[:, before:end]
 
 
 def rows_at_once(x_R: Tensor) -> int:
@@ -76,12 +81,13 @@ def overlap_add(windowed_RTN: Tensor) -> Tensor:
     num_rows, num_frames, length = windowed_RTN.shape
     shift = length // OVERLAP
     num_blocks = num_frames + OVERLAP - 1
-    # Whole quarters of frames, in a fixed order: the same sums on any device.
+    # Whole quarters of frames, in a fixed order: the same sums on any device. Quarter q of frame t
+    # is in block t + q.
     blocks_RMG = windowed_RTN.new_zeros(num_rows, num_blocks, shift)
     quarters = windowed_RTN.split(shift, dim=2)
     for first_block, quarter_RTG in enumerate(quarters):
-        last_block = first_block + num_frames
-        blocks_RMG[:, first_block:last_block] += quarter_RTG
+        end_block = first_block + num_frames
+        blocks_RMG[:, first_block:end_block] += quarter_RTG
     return blocks_RMG.flatten(1).div_(SUM_OF_SQUARED_WINDOWS)
 
 
@@ -91,15 +97,20 @@ def at_level_of(original_RS: Tensor, changed_RS: Tensor) -> Tensor:
     Where the peak would exceed full scale, or the original peak if that is higher, the gain is
     reduced, so that nothing is clipped.
     """
+    # The gain that restores the power.
     power_R1 = original_RS.square().mean(1, keepdim=True)
     changed_power_R1 = changed_RS.square().mean(1, keepdim=True)
-    ratio_R1 = power_R1 / changed_power_R1.clamp_min(TINY)
-    gain_R1 = ratio_R1.sqrt().clamp_max(MAX_GAIN)
+    power_ratio_R1 = power_R1 / changed_power_R1.clamp_min(TINY)
+    level_gain_R1 = power_ratio_R1.sqrt().clamp_max(MAX_GAIN)
 
+    # The gain up to which nothing is clipped.
     full_scale = 1 - 1 / INT16_SCALE
-    highest_R1 = original_RS.abs().amax(1, keepdim=True).clamp_min(full_scale)
-    peak_R1 = changed_RS.abs().amax(1, keepdim=True).clamp_min(TINY)
-    gain_R1 = torch.minimum(gain_R1, highest_R1 / peak_R1)
+    peak_R1 = original_RS.abs().amax(1, keepdim=True)
+    changed_peak_R1 = changed_RS.abs().amax(1, keepdim=True)
+    highest_peak_R1 = peak_R1.clamp_min(full_scale)
+    peak_gain_R1 = highest_peak_R1 / changed_peak_R1.clamp_min(TINY)
+
+    gain_R1 = torch.minimum(level_gain_R1, peak_gain_R1)
     return changed_RS * gain_R1
 
 

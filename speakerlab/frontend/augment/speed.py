@@ -1,8 +1,8 @@
 """Speed: a crop is played faster or slower; the changed pitch counts as another speaker.
 
 It is resampled by an exact ratio. `Codec` resamples to a telephone's rate with the same module.
-Letters: B rows of the batch, R rows that are changed, S samples, W samples of the longest row as
-read, P phases of a resampler, K samples of its filters.
+Letters: B rows of the batch, R rows that are changed, S samples, T strides of a resampler, P phases
+of a stride (its output samples), K samples of a filter.
 """
 
 import math
@@ -47,7 +47,8 @@ class Speed(Augmentation):
         """Return waves of a crop's length."""
         num_read = self.num_read[draws.group]
         resample = self.resamplers[draws.group]
-        played_R = resample(x_R[:, :num_read])
+        read_R = x_R[:, :num_read]
+        played_R = resample(read_R)
 
         # Rounding may give a sample too many or, at half speed or less, one too few.
         missing = self.num_samples - played_R.shape[1]
@@ -84,7 +85,7 @@ class Resampler(nn.Module):
     def __init__(self, old_rate: int, new_rate: int) -> None:
         super().__init__()
         divisor = math.gcd(old_rate, new_rate)
-        # The filters turn `old` samples into `new` samples.
+        # In a stride, the filters turn `old` samples into `new` samples: 11 into 10 at speed 1.1.
         self.old = old_rate // divisor
         self.new = new_rate // divisor
         kernel, self.width = sinc_filters(self.old, self.new)
@@ -93,19 +94,20 @@ class Resampler(nn.Module):
     def forward(self, wave_BS: Tensor) -> Tensor:
         """Return waves of equal duration at the new rate; the number of samples is rounded up."""
         num_samples = wave_BS.shape[1]
+        # Whole strides: where `old` is 10, 23 samples lack 7.
         missing = -num_samples % self.old
         if missing:
             wave_BS = F.pad(wave_BS, (0, missing))
 
         # Each output phase is a filter; the phases of a stride follow each other in time.
-        phases = F.conv1d(
+        phases_BPT = F.conv1d(
             wave_BS[:, None],
             self.kernel,
             stride=self.old,
             padding=self.width,
         )
-        in_time = phases.transpose(1, 2)
-        played_BS = in_time.flatten(1)
+        phases_BTP = phases_BPT.transpose(1, 2)
+        played_BS = phases_BTP.flatten(1)
         num_played = -(-num_samples * self.new // self.old)  # rounded up
         return played_BS[:, :num_played]
 
@@ -119,17 +121,26 @@ def sinc_filters(old: int, new: int) -> tuple[Tensor, int]:
     """
     lower = min(old, new)
     width = math.ceil(ZERO_CROSSINGS * old / lower)
+
+    # Times in strides. From 3 samples to 2, the samples are at 0, 1/3, 2/3 and so on to both sides,
+    # the outputs at 0 and 1/2.
     sample_K = torch.arange(-width, width + old, dtype=torch.float64) / old
-    phase_P = torch.arange(0, -new, -1) / new  # fp32, as in torchaudio
-    # In units of the distance between two zeros.
-    distance_PK = (phase_P[:, None] + sample_K) * lower
+    minus_output_P = torch.arange(0, -new, -1) / new  # fp32, as in torchaudio
+    time_PK = minus_output_P[:, None] + sample_K
+    # In units of the distance between two zeros. What is beyond the last zero is put there, where
+    # the sinc is 0.
+    distance_PK = time_PK * lower
     distance_PK = distance_PK.clamp(-ZERO_CROSSINGS, ZERO_CROSSINGS)
 
     beta = torch.tensor(KAISER_BETA)
-    shape_PK = torch.sqrt(1 - (distance_PK / ZERO_CROSSINGS) ** 2)
+    place_PK = distance_PK / ZERO_CROSSINGS  # from -1 to 1
+    shape_PK = torch.sqrt(1 - place_PK**2)
     window_PK = torch.i0(beta * shape_PK) / torch.i0(beta)
 
     angle_PK = distance_PK * math.pi
     sinc_PK = torch.where(angle_PK == 0, 1.0, angle_PK.sin() / angle_PK)
-    kernel_PK = sinc_PK * (window_PK * (lower / old))
-    return kernel_PK.float()[:, None], width
+    # A wider sinc sums up more samples.
+    gain = lower / old
+    kernel_PK = sinc_PK * (window_PK * gain)
+    kernel_P1K = kernel_PK.float()[:, None]
+    return kernel_P1K, width

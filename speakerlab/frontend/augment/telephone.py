@@ -50,11 +50,11 @@ class Telephone(Augmentation):
         return Draw({})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        spectrum = torch.fft.rfft(x_R, n=self.num_fft)
-        spectrum = spectrum * self.spectrum
-        wave = torch.fft.irfft(spectrum, n=self.num_fft)
+        spectra = torch.fft.rfft(x_R, n=self.num_fft)
+        filtered_spectra = spectra * self.spectrum
+        filtered = torch.fft.irfft(filtered_spectra, n=self.num_fft)
         end = self.delay + self.num_samples
-        return wave[:, self.delay : end]
+        return filtered[:, self.delay : end]
 
 
 def band_filter(sample_rate: int) -> np.ndarray:
