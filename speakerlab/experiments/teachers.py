@@ -244,7 +244,8 @@ def frames_of_speeds(
     """Return the teacher's embeddings and frames at each speed."""
     folders: dict[float, Path] = {}
     for speed in config.augment.speeds:
-        folders[speed] = target_stem(model, config, kind=kind_at("frames", speed))
+        kind = kind_at("frames", speed)
+        folders[speed] = target_stem(model, manifest, config, kind=kind)
     return stored_frames(
         model.embedder,
         manifest,
@@ -412,11 +413,19 @@ def sizes_of(teachers: Sequence[str]) -> list[int]:
     return sizes
 
 
-def target_stem(model: TeacherModel, config: Config, *, kind: str) -> Path:
-    """Return where a teacher's targets are kept, without an ending; kind: a part of the name."""
+def target_stem(
+    model: TeacherModel, manifest: Manifest, config: Config, *, kind: str
+) -> Path:
+    """Return where a teacher's targets are kept, without an ending; kind: a part of the name.
+
+    Trainings that hold out other utterances have targets of their own, so that they do not
+    overwrite what another one reads.
+    """
     names = "+".join(corpus.name.replace("/", "_") for corpus in config.data.corpora)
+    teacher = model.sha256[:12]
+    utterances = manifest.sha256()[:8]
     folder = Path(config.data.dir) / "targets"
-    return folder / f"{names}-{kind}-{model.sha256[:12]}"
+    return folder / f"{names}-{kind}-{teacher}-{utterances}"
 
 
 def kind_at(kind: str, speed: float) -> str:
@@ -440,7 +449,7 @@ def stored_targets(
     """
     if not len(manifest):
         return np.zeros((0, model.embed_dim), dtype=np.float32)
-    stem = target_stem(model, config, kind=kind_at(kind, speed))
+    stem = target_stem(model, manifest, config, kind=kind_at(kind, speed))
     ranks.on_first(lambda: check_writable(Path(f"{stem}.json")))
     facts: dict[str, Any] = {"precision": "fp32"}
     # Tables that earlier versions wrote have the original speed.
