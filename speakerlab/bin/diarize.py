@@ -23,7 +23,8 @@ from speakerlab.data.listing import shorten
 from speakerlab.data.tables import list_tables
 from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
-from speakerlab.diarization.transcripts import Transcript, read_transcripts
+from speakerlab.diarization.timed_words import Transcript
+from speakerlab.diarization.transcripts import read_transcripts
 
 if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.data.convert import Channels

@@ -12,7 +12,8 @@ from speakerlab.core.atomic import check_writable, write_text
 from speakerlab.core.counting import count_of
 from speakerlab.data.listing import shorten
 from speakerlab.diarization.regions import SURROGATE, Turn, read_rttm
-from speakerlab.diarization.transcripts import Transcript, read_transcripts
+from speakerlab.diarization.timed_words import Transcript
+from speakerlab.diarization.transcripts import read_transcripts
 from speakerlab.diarization.words import MAX_GAP_SECONDS, assign_words
 
 log = logging.getLogger(__name__)

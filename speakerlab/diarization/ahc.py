@@ -44,11 +44,12 @@ class Ahc:
         cut_MC = cut_tree(tree)  # column c has M - c groups
         num_groups_C = num_windows - np.arange(num_windows)
 
-        # Each merge that is left out adds one group.
+        # The tree of M windows has M - 1 merges; each one above the threshold, which is left out,
+        # adds one group.
         merge_heights = tree[:, 2]
-        is_merge_left = merge_heights > 1.0 - self.threshold
-        num_groups_at_threshold = 1 + int(is_merge_left.sum())
-        steps_C = np.abs(num_groups_C - num_groups_at_threshold)
+        is_left_out = merge_heights > 1.0 - self.threshold
+        num_groups_at_threshold = 1 + int(is_left_out.sum())
+        merges_from_threshold_C = np.abs(num_groups_C - num_groups_at_threshold)
 
         # The number of windows of each group in each cut; 0 for unused group numbers.
         size_MC = np.apply_along_axis(np.bincount, 0, cut_MC, minlength=num_windows)
@@ -58,9 +59,10 @@ class Ahc:
         num_large_C = (size_MC >= min_size).sum(axis=0)
         num_missing_C = np.maximum(least - num_large_C, 0)
         num_surplus_C = np.maximum(num_large_C - most, 0)
+        num_wrong_C = num_missing_C + num_surplus_C
 
         # `lexsort` sorts by its last key first: an allowed number of groups, then the threshold.
-        order_C = np.lexsort((steps_C, num_missing_C + num_surplus_C))
+        order_C = np.lexsort((merges_from_threshold_C, num_wrong_C))
         best_cut = order_C[0]
         group_N[rows_M] = cut_MC[:, best_cut]
         return group_N
@@ -86,31 +88,35 @@ def merge_weighted(
     weight_N = weight_N.astype(np.float64)
     num_items = len(weight_N)
     group_N = np.arange(num_items)
-    # The most similar group of each.
+    # The most similar group of each, and its similarity.
     nearest_N = similarity_NN.argmax(axis=1)
-    best_N = similarity_NN[np.arange(num_items), nearest_N]
-    for _ in range(num_items - max(least, 1)):
-        first = int(best_N.argmax())
+    highest_N = similarity_NN[np.arange(num_items), nearest_N]
+    max_merges = num_items - max(least, 1)
+    for _ in range(max_merges):
+        first = int(highest_N.argmax())
         second = int(nearest_N[first])
-        if best_N[first] < threshold or best_N[first] == -np.inf:
+        if highest_N[first] < threshold or highest_N[first] == -np.inf:
             break
+        # The group `first` becomes the merged one: its similarities are weighted means. A group
+        # that must stay apart from one of the two, at -inf, stays apart from the mean.
         share = weight_N[second] / (weight_N[first] + weight_N[second])
         merged_N = (1 - share) * similarity_NN[first] + share * similarity_NN[second]
         merged_N[[first, second]] = -np.inf
         similarity_NN[first] = merged_N
         similarity_NN[:, first] = merged_N
-        # The second is no group of its own any more.
-        similarity_NN[second] = -np.inf
-        similarity_NN[:, second] = -np.inf
-        best_N[second] = -np.inf
         weight_N[first] += weight_N[second]
         group_N[group_N == group_N[second]] = group_N[first]
+        # The group `second` is merged with nothing any more.
+        similarity_NN[second] = -np.inf
+        similarity_NN[:, second] = -np.inf
+        highest_N[second] = -np.inf
+
         # A mean is never above the larger of its two terms, so other groups keep their nearest.
         is_changed_N = (nearest_N == first) | (nearest_N == second)
         is_changed_N[first] = True
         is_changed_N[second] = False
         changed = np.flatnonzero(is_changed_N)
         nearest_N[changed] = similarity_NN[changed].argmax(axis=1)
-        best_N[changed] = similarity_NN[changed, nearest_N[changed]]
+        highest_N[changed] = similarity_NN[changed, nearest_N[changed]]
     _, number_N = np.unique(group_N, return_inverse=True)
     return number_N

@@ -2,8 +2,9 @@
 
 A microphone or a telephone line picks up the voice of another channel, too: later, quieter and
 filtered. Where both channels have the same sound, the gain of each frequency band from one to the
-other is measured. A channel then speaks itself where it is louder than the other channels, through
-these gains, explain. So both sides may speak at once, and the levels of the lines do not matter.
+other is measured. A channel then has speech of its own where it is louder than the cross-talk that
+the other channels, through these gains, explain. So both sides may speak at once, and the levels of
+the lines do not matter.
 Letters: S samples, T frames, L samples of a frame, F frequencies, B bands, N windows, M channels.
 """
 
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from speakerlab.diarization.clustering import sample_rows
 from speakerlab.diarization.regions import Region, merge_regions
 from speakerlab.diarization.windows import MIN_SPEECH_SECONDS, speech_regions
 
@@ -32,23 +34,34 @@ EQUAL_DB = 0.5  # of copies that are equally loud, the first channel counts
 # If each channel hears the other, the differences of their levels have two groups, which are the
 # two attenuations apart. The levels of two speakers of one channel differ by less.
 MIN_GROUPS_DB = 20.0
+MIN_GROUP_SHARE = 0.1  # of the similar windows, in the smaller group
 
 # Frames in which speech is compared with the cross-talk that is expected.
 FRAME_SECONDS = 0.02
+BLOCK_FRAMES = 4096  # frames in memory at once
+# Bands: the lowest from LOWEST_HZ to SECOND_HZ, the others in equal ratios up to HIGHEST_HZ.
 NUM_BANDS = 16
-LOWEST_HZ, SECOND_HZ, HIGHEST_HZ = 80, 200, 8000  # bounds of the bands
+LOWEST_HZ = 80
+SECOND_HZ = 200
+HIGHEST_HZ = 8000
 FLOOR_POWER = 1e-3  # of 16-bit samples, below the steps of rounding
+# Percentile of the levels of frames below which gains are not measured: there is mostly noise.
+QUIET_PERCENTILE = 40
 # Cross-talk lasts longer than the speech: a delay is no whole number of frames, and rooms echo.
 FRAMES_BEFORE = 1
 FRAMES_AFTER = 2
 # The following was chosen on calls of training speakers of speechocean762 (benchmarks/calls.py).
 OWN_SPEECH_DB = 6.0  # by which a channel's own speech exceeds the expected cross-talk
-RANGE_DB = (-20.0, 30.0)  # of this excess in a band
+# Limits of this excess in a band.
+LOWEST_EXCESS_DB = -20.0
+HIGHEST_EXCESS_DB = 30.0
 # Frames count by their level as in `find_speech` with `energy`.
-LOUDEST, NOISE = 99, 5  # percentiles
+LOUDEST_PERCENTILE = 99
+NOISE_PERCENTILE = 5
 BELOW_LOUDEST_DB = 30.0
-ABOVE_NOISE = 0.25
-CONTEXT_FRAMES = 5
+ABOVE_NOISE = 0.25  # of the way from the noise to the loudest level
+# A frame is within own speech if so many of the frames around it, and of itself, are own speech.
+CONTEXT_FRAMES = 5  # on each side
 MIN_CONTEXT_SHARE = 0.25
 
 
@@ -62,7 +75,7 @@ class Leak(NamedTuple):
 class Window(NamedTuple):
     """The same time of two channels."""
 
-    frame: int  # the first
+    first_frame: int
     gain_db: float  # level of the first channel above that of the second
     similarity: float
     lag_seconds: float  # by which the second channel is later
@@ -77,38 +90,43 @@ def remove_cross_talk(
     """Return the regions of each channel without the times in which it only hears another one.
 
     waves: wave_S of each channel, of the same length; regions_of: speech regions of each channel.
-    A region in which nothing is heard of other channels is as it was found.
+    A region without cross-talk is returned as it is.
     """
-    power_of = [_band_powers(wave_S, sample_rate) for wave_S in waves]
-    leaks = _find_leaks(waves, power_of, regions_of, sample_rate)
+    powers = [_band_powers(wave_S, sample_rate) for wave_S in waves]
+    leaks = _find_leaks(waves, powers, regions_of, sample_rate)
     own_regions: list[list[Region]] = []
-    for channel, regions in enumerate(regions_of):
-        expected_TB = np.zeros_like(power_of[channel])
+    for channel, (power_TB, regions) in enumerate(zip(powers, regions_of)):
+        expected_TB = np.zeros_like(power_TB)
         for (source, target), leak in leaks.items():
             if target == channel:
-                expected_TB += leak.gain_B * _delayed(power_of[source], leak.lag)
-        if expected_TB.any():
-            # Where cross-talk is quiet, only its sum with the noise is expected.
-            noise_B = np.percentile(power_of[channel], NOISE, axis=0)
-            expected_TB += noise_B
-            regions = _keep_own(regions, power_of[channel], expected_TB)
-        own_regions.append(list(regions))
+                expected_TB += leak.gain_B * _delayed(powers[source], leak.lag)
+        if not expected_TB.any():
+            own_regions.append(list(regions))
+            continue
+        # Where cross-talk is quiet, only its sum with the noise is expected.
+        noise_B = np.percentile(power_TB, NOISE_PERCENTILE, axis=0)
+        expected_TB += noise_B
+        own_regions.append(_keep_own_speech(regions, power_TB, expected_TB))
     return own_regions
 
 
-def _keep_own(
+def _keep_own_speech(
     regions: Sequence[Region], power_TB: np.ndarray, expected_TB: np.ndarray
 ) -> list[Region]:
-    """Return the regions without cross-talk, given its expected power."""
-    is_own_T = _excess_db(power_TB, expected_TB) > OWN_SPEECH_DB
+    """Return the regions without cross-talk, given the power that is expected of it."""
     is_loud_T = _is_loud(power_TB)
-    is_heard_T = is_loud_T & ~is_own_T
-    # A word is found by most of its frames, not by a single one.
-    context_T = np.ones(2 * CONTEXT_FRAMES + 1)
-    num_own_T = np.convolve(is_loud_T & is_own_T, context_T)
-    num_own_T = num_own_T[CONTEXT_FRAMES : CONTEXT_FRAMES + len(is_own_T)]
+    exceeds_T = _excess_db(power_TB, expected_TB) > OWN_SPEECH_DB
+    is_own_T = is_loud_T & exceeds_T
+    is_cross_talk_T = is_loud_T & ~exceeds_T
+
+    # A word is found by most of its frames, not by a single one: count the frames of own speech in
+    # the context of each frame. The convolution also has a context before the first frame and after
+    # the last one, which are cut off.
+    context_frames = 2 * CONTEXT_FRAMES + 1
+    num_own_T = np.convolve(is_own_T, np.ones(context_frames))
+    num_own_T = num_own_T[CONTEXT_FRAMES:][: len(is_own_T)]
     own_speech = speech_regions(
-        num_own_T >= MIN_CONTEXT_SHARE * len(context_T),
+        num_own_T >= MIN_CONTEXT_SHARE * context_frames,
         frame_seconds=FRAME_SECONDS,
     )
 
@@ -116,38 +134,43 @@ def _keep_own(
     for start, end in regions:
         first = int(start / FRAME_SECONDS)
         stop = int(np.ceil(end / FRAME_SECONDS))
-        if not is_heard_T[first:stop].any():
+        if not is_cross_talk_T[first:stop].any():
             kept.append((start, end))
             continue
         for own_start, own_end in own_speech:
-            low, high = max(start, own_start), min(end, own_end)
-            if high - low >= MIN_SPEECH_SECONDS:
-                kept.append((low, high))
+            common_start = max(start, own_start)
+            common_end = min(end, own_end)
+            if common_end - common_start >= MIN_SPEECH_SECONDS:
+                kept.append((common_start, common_end))
     return merge_regions(kept)
 
 
 def _is_loud(power_TB: np.ndarray) -> np.ndarray:
     """Return whether each frame is as loud as speech, (T,)."""
-    level_T = 10 * np.log10(power_TB.sum(axis=1))
-    noise, loudest = np.percentile(level_T, [NOISE, LOUDEST])
+    power_T = power_TB.sum(axis=1)
+    level_T = 10 * np.log10(power_T)
+    noise = np.percentile(level_T, NOISE_PERCENTILE)
+    loudest = np.percentile(level_T, LOUDEST_PERCENTILE)
     above_noise = noise + ABOVE_NOISE * (loudest - noise)
-    return level_T >= max(loudest - BELOW_LOUDEST_DB, above_noise)
+    below_loudest = loudest - BELOW_LOUDEST_DB
+    return level_T >= max(below_loudest, above_noise)
 
 
 def _excess_db(power_TB: np.ndarray, expected_TB: np.ndarray) -> np.ndarray:
-    """Return by how much frames exceed what is expected, (T,): the mean over the bands.
+    """Return by how much frames exceed the expected power, (T,): the mean over the bands.
 
     Bands count by their amplitudes: one that has no speech shows nothing.
     """
-    excess_TB = 10 * np.log10(power_TB / (expected_TB + FLOOR_POWER))
-    excess_TB = np.clip(excess_TB, *RANGE_DB)
-    weight_TB = np.sqrt(power_TB)
-    return (excess_TB * weight_TB).sum(axis=1) / weight_TB.sum(axis=1)
+    ratio_TB = power_TB / (expected_TB + FLOOR_POWER)
+    excess_TB = 10 * np.log10(ratio_TB)
+    excess_TB = np.clip(excess_TB, LOWEST_EXCESS_DB, HIGHEST_EXCESS_DB)
+    amplitude_TB = np.sqrt(power_TB)
+    return np.average(excess_TB, axis=1, weights=amplitude_TB)
 
 
 def _find_leaks(
     waves: Sequence[np.ndarray],
-    power_of: Sequence[np.ndarray],
+    powers: Sequence[np.ndarray],
     regions_of: Sequence[Sequence[Region]],
     sample_rate: int,
 ) -> dict[tuple[int, int], Leak]:
@@ -157,43 +180,64 @@ def _find_leaks(
     leaks: dict[tuple[int, int], Leak] = {}
     for first, second in combinations(range(len(waves)), 2):
         # What two channels hear of a third, louder one is no cross-talk between them.
-        is_louder_N = level_NM[:, [first, second]].max(axis=1) >= level_NM.max(axis=1)
+        louder_N = np.maximum(level_NM[:, first], level_NM[:, second])
+        is_loudest_N = louder_N == level_NM.max(axis=1)
         windows: list[Window] = []
-        for index in np.flatnonzero(is_louder_N).tolist():
-            gain_db = float(level_NM[index, first] - level_NM[index, second])
+        for index in np.flatnonzero(is_loudest_N).tolist():
             window = _compare(
-                waves[first], waves[second], starts[index], gain_db, sample_rate
+                waves[first],
+                waves[second],
+                start=starts[index],
+                gain_db=float(level_NM[index, first] - level_NM[index, second]),
+                sample_rate=sample_rate,
             )
             windows.append(window)
 
-        # The channel that speaks is louder, but each line has a level of its own.
-        similar = [window for window in windows if window.similarity >= MIN_SIMILARITY]
-        bound_db = _find_bound([window.gain_db for window in similar])
-        by_first = [window for window in windows if window.gain_db > bound_db]
-        by_second = [window for window in windows if window.gain_db <= bound_db]
-        for source, target, sign, spoken in (
-            (first, second, 1, by_first),
-            (second, first, -1, by_second),
-        ):
-            leak = _measure(spoken, power_of[source], power_of[target], sign)
+        # The channel that speaks is louder, up to a bound: the lines differ in their levels.
+        similar_gains: list[float] = []
+        for window in windows:
+            if window.similarity >= MIN_SIMILARITY:
+                similar_gains.append(window.gain_db)
+        bound_db = _find_bound(similar_gains)
+        first_speaks = [window for window in windows if window.gain_db > bound_db]
+        second_speaks = [window for window in windows if window.gain_db <= bound_db]
+        both_ways = {
+            (first, second): _measure(
+                first_speaks,
+                source_TB=powers[first],
+                target_TB=powers[second],
+                lag_sign=1,
+            ),
+            # Lags are those of the second channel; as source, it is earlier.
+            (second, first): _measure(
+                second_speaks,
+                source_TB=powers[second],
+                target_TB=powers[first],
+                lag_sign=-1,
+            ),
+        }
+        for direction, leak in both_ways.items():
             if leak is not None:
-                leaks[source, target] = leak
+                leaks[direction] = leak
     return leaks
 
 
 def _window_starts(regions_of: Sequence[Sequence[Region]]) -> list[float]:
     """Return the starts, in seconds, of windows in the speech of any channel."""
+    all_regions: list[Region] = []
+    for regions in regions_of:
+        all_regions += regions
+
     starts: list[float] = []
-    for start, end in merge_regions(
-        region for regions in regions_of for region in regions
-    ):
-        # The windows of a region begin and end half a step outside of it.
-        num_windows = max(int(np.ceil((end - start) / STEP_SECONDS)), 1)
-        first = start - (WINDOW_SECONDS - STEP_SECONDS) / 2
-        places = first + STEP_SECONDS * np.arange(num_windows)
+    for start, end in merge_regions(all_regions):
+        num_windows = int(np.ceil((end - start) / STEP_SECONDS))
+        num_windows = max(num_windows, 1)
+        # Each window is around its step: steps of 0.25 s from 3 s have windows of 0.5 s from
+        # 2.875 s, 3.125 s and so on.
+        first_start = start - (WINDOW_SECONDS - STEP_SECONDS) / 2
+        places = first_start + STEP_SECONDS * np.arange(num_windows)
         starts += np.maximum(places, 0.0).tolist()
-    num_sampled = min(len(starts), MAX_WINDOWS)
-    rows = np.linspace(0, len(starts) - 1, num_sampled).round().astype(int)
+    rows = sample_rows(len(starts), MAX_WINDOWS)
     return [starts[row] for row in rows]
 
 
@@ -204,7 +248,7 @@ def _levels_db(
     level_NM = np.zeros((len(starts), len(waves)))
     for index, start in enumerate(starts):
         for channel, wave_S in enumerate(waves):
-            window_S = _samples(wave_S, start, sample_rate)
+            window_S = _window_samples(wave_S, start, sample_rate)
             power = float(window_S @ window_S) / len(window_S)
             level_NM[index, channel] = 10 * np.log10(max(power, 1.0))
     return level_NM
@@ -213,53 +257,65 @@ def _levels_db(
 def _compare(
     first_S: np.ndarray,
     second_S: np.ndarray,
+    *,
     start: float,
     gain_db: float,
     sample_rate: int,
 ) -> Window:
+    """Compare the waves of two channels in the window that starts at `start` seconds."""
     similarity, lag = _similarity(
-        _samples(second_S, start, sample_rate),
-        _samples(first_S, start, sample_rate),
-        round(LAG_SECONDS * sample_rate),
+        _window_samples(second_S, start, sample_rate),
+        _window_samples(first_S, start, sample_rate),
+        max_lag=round(LAG_SECONDS * sample_rate),
     )
     return Window(
-        frame=round(start / FRAME_SECONDS),
+        first_frame=round(start / FRAME_SECONDS),
         gain_db=gain_db,
         similarity=similarity,
         lag_seconds=lag / sample_rate,
     )
 
 
-def _samples(wave_S: np.ndarray, start: float, sample_rate: int) -> np.ndarray:
-    """Return a window around its mean, float32; zeros follow the end of the wave."""
+def _window_samples(wave_S: np.ndarray, start: float, sample_rate: int) -> np.ndarray:
+    """Return the samples of a window minus their mean, float32; zeros follow the wave's end."""
     num_samples = round(WINDOW_SECONDS * sample_rate)
     first = round(start * sample_rate)
     window_S = np.asarray(wave_S[first : first + num_samples], dtype=np.float32)
     if len(window_S):
         window_S = window_S - window_S.mean()
-    return np.pad(window_S, (0, num_samples - len(window_S)))
+    num_missing = num_samples - len(window_S)
+    return np.pad(window_S, (0, num_missing))
 
 
-def _similarity(a_S: np.ndarray, b_S: np.ndarray, max_lag: int) -> tuple[float, int]:
-    """Return the largest correlation of two windows, 1 for copies, and by how much a is later.
+def _similarity(
+    window_S: np.ndarray, reference_S: np.ndarray, max_lag: int
+) -> tuple[float, int]:
+    """Return the largest correlation of two windows, and by how much the first one is later.
 
-    Spectra are flattened by half in dB: the strong low frequencies of two voices are similar.
+    The correlation is 1 for copies; the lag is in samples. Spectra are flattened by half in dB: the
+    strong low frequencies of two voices are similar.
     """
-    length = 2 * len(a_S)
-    spectrum_a_F = np.fft.rfft(a_S, length)
-    spectrum_b_F = np.fft.rfft(b_S, length)
-    power_a = np.abs(spectrum_a_F).sum()
-    power_b = np.abs(spectrum_b_F).sum()
-    if power_a == 0 or power_b == 0:
+    length = 2 * len(window_S)
+    spectrum_F = np.fft.rfft(window_S, length)
+    reference_F = np.fft.rfft(reference_S, length)
+    # A flattened spectrum has the root of each amplitude, so the amplitudes are its energy.
+    energy = np.abs(spectrum_F).sum()
+    reference_energy = np.abs(reference_F).sum()
+    if energy == 0 or reference_energy == 0:
         return 0.0, 0
-    cross_F = spectrum_a_F * spectrum_b_F.conj()
+    cross_F = spectrum_F * reference_F.conj()
     flattened_F = cross_F / np.sqrt(np.abs(cross_F) + 1e-9)
     correlation_S = np.abs(np.fft.irfft(flattened_F))
-    # From the largest negative to the largest positive lag.
-    near_S = np.concatenate([correlation_S[-max_lag:], correlation_S[: max_lag + 1]])
-    lag = int(near_S.argmax())
-    peak = near_S[lag] * len(cross_F) / np.sqrt(power_a * power_b)
-    return float(peak), lag - max_lag
+
+    # Lags 0, 1, 2, ... stand at the start, and ..., -2, -1 at the end: put the latter first.
+    negative_lags_S = correlation_S[-max_lag:]
+    other_lags_S = correlation_S[: max_lag + 1]
+    near_S = np.concatenate([negative_lags_S, other_lags_S])
+    best = int(near_S.argmax())
+    # `irfft` gives the mean over the frequencies, the energies are sums.
+    num_frequencies = len(cross_F)
+    peak = near_S[best] * num_frequencies / np.sqrt(energy * reference_energy)
+    return float(peak), best - max_lag
 
 
 def _find_bound(gains_db: Sequence[float]) -> float:
@@ -269,62 +325,79 @@ def _find_bound(gains_db: Sequence[float]) -> float:
     gains.
     """
     # Of equally loud copies, the first channel counts.
-    equal = -EQUAL_DB
+    no_groups = -EQUAL_DB
     if not gains_db:
-        return equal
+        return no_groups
     gain_N = np.array(gains_db)
-    low, high = gain_N.min(), gain_N.max()
+    low = gain_N.min()
+    high = gain_N.max()
     is_high_N = gain_N > (low + high) / 2
-    # k-means with two groups.
-    while high - low >= MIN_GROUPS_DB:
-        low, high = gain_N[~is_high_N].mean(), gain_N[is_high_N].mean()
+    # k-means with two groups, until no gain changes its group.
+    is_converged = False
+    while not is_converged:
+        if high - low < MIN_GROUPS_DB:
+            return no_groups
+        low = gain_N[~is_high_N].mean()
+        high = gain_N[is_high_N].mean()
         was_high_N = is_high_N
         is_high_N = gain_N > (low + high) / 2
-        if (is_high_N == was_high_N).all():
-            num_smaller = min(is_high_N.sum(), (~is_high_N).sum())
-            is_group = num_smaller >= max(MIN_SIMILAR, 0.1 * len(gain_N))
-            return float(low + high) / 2 if is_group else equal
-    return equal
+        is_converged = np.array_equal(is_high_N, was_high_N)
+
+    num_high = np.count_nonzero(is_high_N)
+    smaller_size = min(num_high, len(gain_N) - num_high)
+    if smaller_size < max(MIN_SIMILAR, MIN_GROUP_SHARE * len(gain_N)):
+        return no_groups
+    return float(low + high) / 2
 
 
 def _measure(
-    spoken: Sequence[Window],
+    windows: Sequence[Window],
+    *,
     source_TB: np.ndarray,
     target_TB: np.ndarray,
-    sign: int,
+    lag_sign: int,
 ) -> Leak | None:
-    """Measure the cross-talk in windows in which the source speaks; None if there is none."""
-    similar = [window for window in spoken if window.similarity >= MIN_SIMILARITY]
-    if len(similar) < max(MIN_SIMILAR_SHARE * len(spoken), MIN_SIMILAR):
+    """Measure the cross-talk in windows in which the source speaks; None if there is none.
+
+    lag_sign: 1 if the target is the second channel of the windows, -1 if it is the first.
+    """
+    similar = [window for window in windows if window.similarity >= MIN_SIMILARITY]
+    if len(similar) < max(MIN_SIMILAR_SHARE * len(windows), MIN_SIMILAR):
         return None
-    lag_seconds = sign * float(np.median([window.lag_seconds for window in similar]))
+    lags_seconds = [window.lag_seconds for window in similar]
+    lag_seconds = lag_sign * float(np.median(lags_seconds))
     lag = round(lag_seconds / FRAME_SECONDS)
-    is_measured_T = np.zeros(len(source_TB), dtype=np.bool_)
-    num_frames = round(WINDOW_SECONDS / FRAME_SECONDS)
+
+    is_similar_T = np.zeros(len(source_TB), dtype=np.bool_)
+    window_frames = round(WINDOW_SECONDS / FRAME_SECONDS)
     for window in similar:
-        is_measured_T[window.frame : window.frame + num_frames] = True
-    measured_TB = target_TB[is_measured_T]
-    delayed_TB = _delayed(source_TB, lag)[is_measured_T]
-    if not len(delayed_TB):
+        is_similar_T[window.first_frame :][:window_frames] = True
+    heard_TB = target_TB[is_similar_T]
+    spoken_TB = _delayed(source_TB, lag)[is_similar_T]
+    if not len(spoken_TB):
         return None
     # In quiet frames, only the noise would be measured.
-    level_T = delayed_TB.sum(axis=1)
-    is_loud_T = level_T >= np.percentile(level_T, 40)
+    spoken_T = spoken_TB.sum(axis=1)
+    is_loud_T = spoken_T >= np.percentile(spoken_T, QUIET_PERCENTILE)
     # The median, because in some frames the target speaks, too.
-    gain_TB = measured_TB[is_loud_T] / delayed_TB[is_loud_T]
+    gain_TB = heard_TB[is_loud_T] / spoken_TB[is_loud_T]
     return Leak(gain_B=np.median(gain_TB, axis=0), lag=lag)
 
 
 def _delayed(power_TB: np.ndarray, lag: int) -> np.ndarray:
-    """Return the largest power of the frames that cross-talk may come from."""
+    """Return, for each frame, the largest power of the frames that cross-talk may come from.
+
+    With a lag of 5 frames, the cross-talk of frame 20 may come from frames 13 to 16.
+    """
     num_frames = len(power_TB)
     largest_TB = np.full_like(power_TB, FLOOR_POWER)
     for shift in range(lag - FRAMES_BEFORE, lag + FRAMES_AFTER + 1):
-        later, earlier = max(shift, 0), max(-shift, 0)
-        if max(later, earlier) < num_frames:
-            moved_TB = power_TB[earlier : num_frames - later]
-            place_TB = largest_TB[later : num_frames - earlier]
-            np.maximum(place_TB, moved_TB, out=place_TB)
+        # The frames from which frame - shift is in the recording.
+        first = max(shift, 0)
+        stop = min(num_frames + shift, num_frames)
+        if first < stop:
+            moved_TB = power_TB[first - shift : stop - shift]
+            largest_TB[first:stop] = np.maximum(largest_TB[first:stop], moved_TB)
     return largest_TB
 
 
@@ -332,24 +405,33 @@ def _band_powers(wave_S: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return the power in each band of frames around consecutive times, float32, (T, B)."""
     step = round(FRAME_SECONDS * sample_rate)
     num_frames = len(wave_S) // step
-    window_L = np.hanning(2 * step).astype(np.float32)
-    frequency_F = np.fft.rfftfreq(2 * step, 1 / sample_rate)
+    # A frame is twice as long as its step, which is in its middle.
+    length = 2 * step
+    window_L = np.hanning(length).astype(np.float32)
+
+    # The lower bounds of the bands; frequencies below the lowest are in no band.
     highest = min(HIGHEST_HZ, sample_rate / 2)
-    bounds = [LOWEST_HZ, *np.geomspace(SECOND_HZ, highest, NUM_BANDS)[:-1], np.inf]
-    band_F = np.searchsorted(bounds, frequency_F, side="right") - 1
+    bounds = np.geomspace(SECOND_HZ, highest, NUM_BANDS)
+    lower_bounds = [LOWEST_HZ, *bounds[:-1]]
+    frequency_F = np.fft.rfftfreq(length, 1 / sample_rate)
+    band_F = np.searchsorted(lower_bounds, frequency_F, side="right") - 1
     is_in_band_FB = band_F[:, None] == np.arange(NUM_BANDS)
 
-    powers = [np.zeros((0, NUM_BANDS), dtype=np.float32)]
+    power_TB = np.zeros((num_frames, NUM_BANDS), dtype=np.float32)
     # In blocks, because frames of hours would need much memory.
-    for first in range(0, num_frames, 4096):
-        stop = min(first + 4096, num_frames)
-        # A frame is twice as long as a step, around its middle.
-        begin = first * step - step // 2
-        block_S = wave_S[max(begin, 0) : stop * step + step].astype(np.float32)
-        block_S = np.pad(block_S, (max(-begin, 0), 2 * step))
-        frames_TL = np.lib.stride_tricks.sliding_window_view(block_S, 2 * step)
-        frames_TL = frames_TL[::step][: stop - first] * window_L
+    for first in range(0, num_frames, BLOCK_FRAMES):
+        stop = min(first + BLOCK_FRAMES, num_frames)
+        # The samples of the frames; zeros stand before and after the wave.
+        start = first * step - step // 2
+        end = start + (stop - first + 1) * step
+        block_S = wave_S[max(start, 0) : end].astype(np.float32)
+        num_before = max(-start, 0)
+        num_after = end - start - num_before - len(block_S)
+        block_S = np.pad(block_S, (num_before, num_after))
+
+        overlapping = np.lib.stride_tricks.sliding_window_view(block_S, length)
+        frames_TL = overlapping[::step] * window_L
         spectrum_TF = np.fft.rfft(frames_TL)
         power_TF = spectrum_TF.real**2 + spectrum_TF.imag**2
-        powers.append((power_TF @ is_in_band_FB).astype(np.float32))
-    return np.concatenate(powers) / (2 * step) ** 2 + np.float32(FLOOR_POWER)
+        power_TB[first:stop] = power_TF @ is_in_band_FB
+    return power_TB / length**2 + np.float32(FLOOR_POWER)

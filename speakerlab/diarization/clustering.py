@@ -8,7 +8,7 @@ merges groups of one voice.
 To add a method: a file here, and a line below. Its class takes keyword arguments only, and a call
 `method(unit_ND, least, most)` returns group_N: the group of each window, -1 for no group. There
 should be `least` to `most` groups of MIN_WINDOWS windows or more; smaller groups may be dropped.
-Letters: N windows, K speakers, D dimensions.
+Letters: N windows, M windows of a group, K speakers, D dimensions.
 """
 
 from collections.abc import Callable, Mapping
@@ -106,21 +106,24 @@ def cluster(
     unit_ND = unit_rows(emb_ND)
     most = min(max_speakers, num_windows)
     group_N = method(unit_ND, min_speakers, most)
-    large_N = drop_tiny(group_N, min_speakers)
+    large_group_N = drop_tiny(group_N, min_speakers)
+    is_without_group_N = large_group_N < 0
 
     # Windows of tiny groups and outside the sample go to the nearest of the other groups.
-    direction_KD = unit_rows(centres(unit_ND, large_N))
+    direction_KD = unit_rows(centres(unit_ND, large_group_N))
     cosine_NK = unit_ND @ direction_KD.T
     nearest_N = cosine_NK.argmax(axis=1)
-    complete_N = np.where(large_N < 0, nearest_N, large_N)
+    complete_N = np.where(is_without_group_N, nearest_N, large_group_N)
     merged_N = merge_groups(unit_ND, complete_N, min_speakers)
 
-    # Number the groups by their first windows; the second argsort converts the order to ranks.
+    # Number the groups by their first windows. The second argsort converts the order to ranks: if
+    # groups 0, 1 and 2 begin at windows 7, 0 and 3, their order is 1, 2, 0 and their ranks 2, 0, 1.
     _, first_window_K = np.unique(merged_N, return_index=True)
     rank_K = np.argsort(np.argsort(first_window_K))
     speaker_N = rank_K[merged_N]
     centre_KD = centres(unit_ND, speaker_N)
-    is_dropped_N = (group_N >= 0) & (large_N < 0)
+    # Windows outside the sample had no group from the start.
+    is_dropped_N = (group_N >= 0) & is_without_group_N
     return Clusters(
         speaker_N=speaker_N,
         centre_KD=centre_KD,
@@ -154,10 +157,11 @@ def sample_rows(num_windows: int, most: int = MAX_SAMPLE) -> NDArray[np.int64]:
 
 def centres(unit_ND: np.ndarray, group_N: np.ndarray) -> NDArray[np.float64]:
     """Return the mean of each group 0, 1, ..., (K, D); -1 is no group. No group may be empty."""
+    num_groups = group_N.max() + 1
     means: list[np.ndarray] = []
-    for group in range(group_N.max() + 1):
-        members = unit_ND[group_N == group]
-        means.append(members.mean(axis=0))
+    for group in range(num_groups):
+        members_MD = unit_ND[group_N == group]
+        means.append(members_MD.mean(axis=0))
     return np.stack(means)
 
 
@@ -166,11 +170,14 @@ def drop_tiny(group_N: NDArray[np.int64], least: int) -> NDArray[np.int64]:
 
     The `least` largest groups are kept at any size.
     """
-    # In a short recording, a speaker has fewer windows, but a single window is noise.
+    # In a short recording, a speaker has fewer windows, but a single window is noise: 2 windows of
+    # up to 29, 3 of 30 to 39, 4 of 40 to 49, then 5.
     num_windows = len(group_N)
     share_of_windows = int(MIN_SHARE * num_windows)
-    min_size = max(min(MIN_WINDOWS, share_of_windows), 2)
-    group_K, size_K = np.unique(group_N[group_N >= 0], return_counts=True)
+    min_size = min(MIN_WINDOWS, share_of_windows)
+    min_size = max(min_size, 2)
+    has_group_N = group_N >= 0
+    group_K, size_K = np.unique(group_N[has_group_N], return_counts=True)
     num_large = int(np.count_nonzero(size_K >= min_size))
     num_kept = max(num_large, least)
 

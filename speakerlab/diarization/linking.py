@@ -8,7 +8,8 @@ most similar two are merged while they reach the threshold (`ahc.merge_weighted`
 a threshold, at least one of its pairs does. So a group never leaves a connected component of the
 graph of such pairs: each component is clustered by itself, with the same result, and memory is
 bounded by the largest one.
-Letters: N speakers of recordings, G groups, M members of a component, R recordings, D dimensions.
+Letters: N speakers of recordings, G groups, M members of a component, B rows of a block, R
+recordings, D dimensions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +46,14 @@ def link_speakers(
     if start_N is None:
         start_N = np.arange(len(unit_ND))
     mean_GD, weight_G = weighted_means(unit_ND, seconds_N, start_N)
-    membership = coo_array(
-        (np.ones(len(start_N)), (start_N, np.arange(len(start_N)))),
-        shape=(len(mean_GD), len(start_N)),
-    ).tocsr()
-    apart_groups = csr_array(membership @ apart)
+    # A group stays apart from the others of all recordings of its speakers: add their rows.
+    num_speakers = len(start_N)
+    speaker_rows = np.arange(num_speakers)
+    membership_GN = coo_array(
+        (np.ones(num_speakers), (start_N, speaker_rows)),
+        shape=(len(mean_GD), num_speakers),
+    )
+    apart_GR = csr_array(membership_GN.tocsr() @ apart)
 
     if num_groups is None:
         component_G = find_components(mean_GD, threshold)
@@ -64,9 +68,10 @@ def link_speakers(
     num_before = 0
     for members_M in _members(component_G):
         cosine_MM = mean_GD[members_M] @ mean_GD[members_M].T
-        apart_members = csr_array(apart_groups[members_M])
-        shared = coo_array(apart_members @ apart_members.T)
-        cosine_MM[shared.row, shared.col] = -np.inf
+        # The product has a value for each pair of members with a common recording.
+        apart_MR = csr_array(apart_GR[members_M])
+        common_MM = coo_array(apart_MR @ apart_MR.T)
+        cosine_MM[common_MM.row, common_MM.col] = -np.inf
         number_M = merge_weighted(
             cosine_MM,
             weight_G[members_M],
@@ -85,13 +90,13 @@ def weighted_means(
 
     The inner product of two means is the weighted mean cosine of the pairs of the two groups.
     """
-    weight_G = np.bincount(group_N, weights=seconds_N)
+    seconds_G = np.bincount(group_N, weights=seconds_N)
     num_dimensions = unit_ND.shape[1]
-    sum_GD = np.zeros((len(weight_G), num_dimensions))
+    sum_GD = np.zeros((len(seconds_G), num_dimensions))
     weighted_ND = seconds_N[:, None] * unit_ND
     np.add.at(sum_GD, group_N, weighted_ND)
-    mean_GD = sum_GD / weight_G[:, None]
-    return mean_GD.astype(np.float32), weight_G.astype(np.float64)
+    mean_GD = sum_GD / seconds_G[:, None]
+    return mean_GD.astype(np.float32), seconds_G.astype(np.float64)
 
 
 def find_components(mean_GD: np.ndarray, threshold: float) -> NDArray[np.int64]:
@@ -101,32 +106,42 @@ def find_components(mean_GD: np.ndarray, threshold: float) -> NDArray[np.int64]:
     for start, cosine_BG in cosine_blocks(mean_GD):
         first, second = np.nonzero(cosine_BG >= threshold)
         # Edges join the components of the blocks before, so only those of a block are in memory.
-        edges = coo_array(
-            (
-                np.ones(len(first), dtype=bool),
-                (component_G[start + first], component_G[start + second]),
-            ),
+        first_component = component_G[start + first]
+        second_component = component_G[start + second]
+        is_edge = np.ones(len(first), dtype=bool)
+        edges_GG = coo_array(
+            (is_edge, (first_component, second_component)),
             shape=(num_rows, num_rows),
         )
-        _, joined = connected_components(edges, directed=False)
-        component_G = joined[component_G]
+        _, joined_G = connected_components(edges_GG, directed=False)
+        component_G = joined_G[component_G]
     return component_G.astype(np.int64)
 
 
 def cosine_blocks(mean_GD: np.ndarray) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield the first row of a block, and its products with this and all later rows."""
+    """Yield the first row of each block, and the block's cosines with its own and all later rows.
+
+    So each pair of rows is in one block, at least once: with blocks of 2 of 5 rows, the products
+    are (2, 5), (2, 3) and (1, 1).
+    """
     num_rows = len(mean_GD)
-    rows_at_once = max(1, VALUES_AT_ONCE // max(num_rows, 1))
+    if num_rows == 0:
+        return
+    rows_at_once = max(VALUES_AT_ONCE // num_rows, 1)
     for start in range(0, num_rows, rows_at_once):
         block_BD = mean_GD[start : start + rows_at_once]
-        yield start, block_BD @ mean_GD[start:].T
+        later_GD = mean_GD[start:]
+        yield start, block_BD @ later_GD.T
 
 
 def _members(component_G: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the rows of each component, in order."""
+    if not len(component_G):
+        return []
     order_G = np.argsort(component_G, kind="stable")
+    # A component begins where the sorted numbers change.
     bounds = np.flatnonzero(np.diff(component_G[order_G])) + 1
-    return np.split(order_G, bounds) if len(order_G) else []
+    return np.split(order_G, bounds)
 
 
 def purity_and_coverage(
@@ -143,25 +158,32 @@ def purity_and_coverage(
     recording -> turns; a speaker has one name in all recordings. Raises ValueError if one of the
     two has no turns.
     """
-    return _purity(reference, hypothesis), _purity(hypothesis, reference)
+    purity = _purity(reference, hypothesis)
+    coverage = _purity(hypothesis, reference)
+    return purity, coverage
 
 
 def _purity(
     reference: Mapping[str, Sequence[Turn]], hypothesis: Mapping[str, Sequence[Turn]]
 ) -> float:
-    common: dict[str, dict[str, float]] = {}  # hypothesis -> reference -> seconds
-    total = 0.0
+    # Speaker of the hypothesis -> speaker of the reference -> seconds in which both speak.
+    common_seconds: dict[str, dict[str, float]] = {}
+    total_seconds = 0.0
     for recording, turns in hypothesis.items():
         # Overlapping turns of one speaker count once.
-        found_turns, _ = merge_turns(turns)
-        true_turns, _ = merge_turns(reference.get(recording, ()))
-        for found in found_turns:
-            total += found.end - found.start
-            met = common.setdefault(found.speaker, {})
-            for true in true_turns:
-                seconds = min(true.end, found.end) - max(true.start, found.start)
+        hyp_turns, _ = merge_turns(turns)
+        ref_turns, _ = merge_turns(reference.get(recording, ()))
+        for hyp in hyp_turns:
+            total_seconds += hyp.end - hyp.start
+            seconds_of = common_seconds.setdefault(hyp.speaker, {})
+            for ref in ref_turns:
+                seconds = min(ref.end, hyp.end) - max(ref.start, hyp.start)
                 if seconds > 0:
-                    met[true.speaker] = met.get(true.speaker, 0.0) + seconds
-    if not total:
+                    so_far = seconds_of.get(ref.speaker, 0.0)
+                    seconds_of[ref.speaker] = so_far + seconds
+    if not total_seconds:
         raise ValueError("purity: one of the two sides has no turns; give turns")
-    return sum(max(met.values(), default=0.0) for met in common.values()) / total
+    pure_seconds: list[float] = []
+    for seconds_of in common_seconds.values():
+        pure_seconds.append(max(seconds_of.values(), default=0.0))
+    return sum(pure_seconds) / total_seconds

@@ -1,7 +1,7 @@
-"""Regions of speech that grow while it is heard. In: voiced frames, bit by bit. Out: regions.
+"""Regions of speech of a stream. In: voiced frames, some at a time. Out: regions that may grow.
 
 The rule is that of `speech_regions`: a short pause is part of the speech, a short sound is none.
-Letters: T frames.
+Letters: T frames, R runs of voiced frames.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ ROUNDING_SECONDS = 1e-6  # a shorter time is a difference of rounding
 
 @dataclass
 class LiveRegion:
-    """Region of speech, which may go on."""
+    """Region of speech of a stream."""
 
     start: float  # seconds
     end: float
-    is_open: bool = True
+    is_open: bool = True  # its end may still move
 
 
 class GrowingRegions:
@@ -42,18 +42,21 @@ class GrowingRegions:
         The last one may be open; then it is returned again, longer or closed.
         """
         changed: list[LiveRegion] = []
-        for run in runs_of_true(voiced_T) + self._num_frames:
-            start, end = (self._first_seconds + run * self._frame_seconds).tolist()
+        frames_R2 = runs_of_true(voiced_T) + self._num_frames
+        times_R2 = self._first_seconds + frames_R2 * self._frame_seconds
+        for start, end in times_R2.tolist():
             changed += self._extend(start, end)
         self._num_frames += len(voiced_T)
-        now = self._first_seconds + self._num_frames * self._frame_seconds
-        # A longer pause ends the region.
+
         region = self._region
         if region is None:
             return changed
-        if now - region.end >= MIN_PAUSE_SECONDS - ROUNDING_SECONDS:
-            return changed + self.close()
-        return [*changed, region] if _is_speech(region) else changed
+        now = self._first_seconds + self._num_frames * self._frame_seconds
+        if _is_pause(now - region.end):
+            changed += self.close()
+        elif _is_speech(region):
+            changed.append(region)
+        return changed
 
     def close(self) -> list[LiveRegion]:
         """End the open region, and return it if it is no click."""
@@ -62,18 +65,24 @@ class GrowingRegions:
         if region is None:
             return []
         region.is_open = False
-        return [region] if _is_speech(region) else []
+        if not _is_speech(region):
+            return []
+        return [region]
 
     def _extend(self, start: float, end: float) -> list[LiveRegion]:
-        """Add voiced frames; return the region that ended before them."""
+        """Add a run of voiced frames; return the region that ended before it, if any."""
         region = self._region
-        pause = MIN_PAUSE_SECONDS - ROUNDING_SECONDS
-        if region is not None and start - region.end < pause:
+        if region is not None and not _is_pause(start - region.end):
             region.end = end
             return []
         closed = self.close()
         self._region = LiveRegion(start, end)
         return closed
+
+
+def _is_pause(seconds: float) -> bool:
+    """Return whether a time without voice is long enough to end a region."""
+    return seconds >= MIN_PAUSE_SECONDS - ROUNDING_SECONDS
 
 
 def _is_speech(region: LiveRegion) -> bool:

@@ -18,6 +18,7 @@ recording, D dimensions.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -103,50 +104,57 @@ class LocalSpeakers(NamedTuple):
 class Tracks(NamedTuple):
     """Local speakers that speak, in order of their windows."""
 
-    window_M: NDArray[np.int64]
+    window_M: NDArray[np.int64]  # number of the window
     local_M: NDArray[np.int64]  # number of the local speaker in its window
     unit_MD: NDArray[np.float64]  # mean embedding, of length 1
     spoken_M: NDArray[np.float64]  # expected number of frames with speech
     alone_M: NDArray[np.float64]  # the part in which nobody else speaks
 
-    def chosen(self, is_chosen_M: NDArray[np.bool_]) -> "Tracks":
+    def select(self, is_selected_M: NDArray[np.bool_]) -> "Tracks":
         """Return some of the tracks."""
         return Tracks(
-            window_M=self.window_M[is_chosen_M],
-            local_M=self.local_M[is_chosen_M],
-            unit_MD=self.unit_MD[is_chosen_M],
-            spoken_M=self.spoken_M[is_chosen_M],
-            alone_M=self.alone_M[is_chosen_M],
+            window_M=self.window_M[is_selected_M],
+            local_M=self.local_M[is_selected_M],
+            unit_MD=self.unit_MD[is_selected_M],
+            spoken_M=self.spoken_M[is_selected_M],
+            alone_M=self.alone_M[is_selected_M],
         )
 
     def pairs(self) -> NDArray[np.int64]:
         """Return the pairs of tracks that are surely two speakers of one window, (P, 2)."""
         pairs: list[tuple[int, int]] = []
-        for rows in self.of_windows():
-            clear = rows[self.alone_M[rows] >= MIN_ALONE_FRAMES]
-            for place, first in enumerate(clear):
-                pairs += [(first, second) for second in clear[place + 1 :]]
+        for rows in self.rows_by_window():
+            is_clear = self.alone_M[rows] >= MIN_ALONE_FRAMES
+            clear_rows = rows[is_clear].tolist()
+            pairs += combinations(clear_rows, 2)
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
-    def of_windows(self) -> list[NDArray[np.int64]]:
+    def rows_by_window(self) -> list[NDArray[np.int64]]:
         """Return the rows of the tracks of each window that has some."""
-        changes = np.flatnonzero(np.diff(self.window_M)) + 1
+        if not len(self.window_M):
+            return []
         rows_M = np.arange(len(self.window_M))
-        return [rows for rows in np.split(rows_M, changes) if len(rows)]
+        # The first row of each window but the first.
+        first_rows = np.flatnonzero(np.diff(self.window_M)) + 1
+        return np.split(rows_M, first_rows)
 
 
 class Activity(NamedTuple):
     """Who speaks in each frame of a recording, as the segmentation model hears it."""
 
-    prob_TK: NDArray[np.float64]  # that each speaker speaks
-    two_T: NDArray[np.float64]  # that two speakers do
-    first_frame: int = 0
+    prob_TK: NDArray[np.float64]  # probability that each speaker speaks
+    two_T: NDArray[np.float64]  # probability that two speakers do
+    first_frame: int = 0  # of the recording, in row 0
 
     def at(self, time_T: np.ndarray) -> "Activity":
         """Return the frames at these times, in seconds."""
-        frame_T = np.floor((time_T - FIRST_SECONDS) / FRAME_SECONDS).astype(np.int64)
-        frame_T = np.clip(frame_T - self.first_frame, 0, len(self.two_T) - 1)
-        return Activity(self.prob_TK[frame_T], self.two_T[frame_T])
+        place_T = (time_T - FIRST_SECONDS) / FRAME_SECONDS
+        frame_T = np.floor(place_T).astype(np.int64)
+        row_T = frame_T - self.first_frame
+        # Before the first row and after the last one, take the nearest.
+        last_row = len(self.two_T) - 1
+        row_T = np.clip(row_T, 0, last_row)
+        return Activity(prob_TK=self.prob_TK[row_T], two_T=self.two_T[row_T])
 
 
 def find_tracks(
@@ -160,51 +168,66 @@ def find_tracks(
     times_N2 = np.array(windows).reshape(-1, 2)
     frames_N2 = np.round((times_N2 - FIRST_SECONDS) / FRAME_SECONDS).astype(np.int64)
     start_N, end_N = frames_N2.T
+    num_frames_N = np.maximum(end_N - start_N, 1)
     window_frames = local.prob_WFC.shape[1]
-    window_of: list[int] = []
-    local_of: list[int] = []
-    mean_of: list[np.ndarray] = []
-    spoken_of: list[float] = []
-    alone_of: list[float] = []
+    # Of each track.
+    window_numbers: list[int] = []
+    local_numbers: list[int] = []
+    weighted_sums: list[np.ndarray] = []
+    spoken: list[float] = []
+    alone: list[float] = []
 
     for window, window_start in enumerate(local.start_W):
         prob_FC = local.prob_WFC[window].astype(np.float64)
         spoken_FL = prob_FC @ SPEAKERS_CL
-        spoken_L = spoken_FL.sum(axis=0)
         alone_FL = prob_FC[:, ALONE]
-        alone_L = alone_FL.sum(axis=0)
         clear_FL = alone_FL + OVERLAP_WEIGHT * spoken_FL
 
-        # The embeddings that share frames with this window, and these frames, counted from its
-        # start. With cumulative sums, the sum from start to end is a single subtraction.
+        # The embeddings that share frames with this window.
         first = np.searchsorted(end_N, window_start, side="right")
         stop = np.searchsorted(start_N, window_start + window_frames)
-        starts = np.clip(start_N[first:stop] - window_start, 0, window_frames)
-        ends = np.clip(end_N[first:stop] - window_start, 0, window_frames)
-        sum_before_FL = np.zeros((window_frames + 1, clear_FL.shape[1]))
-        np.cumsum(clear_FL, axis=0, out=sum_before_FL[1:])
-        clear_NL = sum_before_FL[ends] - sum_before_FL[starts]
+        shared = slice(first, stop)
+        # These frames, counted from the start of the window.
+        starts = np.clip(start_N[shared] - window_start, 0, window_frames)
+        ends = np.clip(end_N[shared] - window_start, 0, window_frames)
+        clear_NL = _sums_of_frames(clear_FL, starts, ends)
 
-        # The square of the share, so that embeddings of two voices count little.
-        num_frames_N1 = np.maximum(end_N - start_N, 1)[first:stop, None]
-        weight_NL = clear_NL**2 / num_frames_N1
-        sum_LD = weight_NL.T @ unit_ND[first:stop]
-        is_track_L = (spoken_L >= MIN_TRACK_FRAMES) & (sum_LD != 0).any(axis=1)
-        for number in np.flatnonzero(is_track_L):
-            window_of.append(window)
-            local_of.append(int(number))
-            mean_of.append(sum_LD[number])
-            spoken_of.append(spoken_L[number])
-            alone_of.append(alone_L[number])
+        # An embedding of n frames, of which c are clear, has the weight c * (c / n): with the share
+        # c / n, embeddings of two voices count little.
+        weight_NL = clear_NL**2 / num_frames_N[shared, None]
+        sum_LD = weight_NL.T @ unit_ND[shared]
+        spoken_L = spoken_FL.sum(axis=0)
+        alone_L = alone_FL.sum(axis=0)
+        has_embedding_L = (sum_LD != 0).any(axis=1)
+        is_track_L = (spoken_L >= MIN_TRACK_FRAMES) & has_embedding_L
+        for number in np.flatnonzero(is_track_L).tolist():
+            window_numbers.append(window)
+            local_numbers.append(number)
+            weighted_sums.append(sum_LD[number])
+            spoken.append(spoken_L[number])
+            alone.append(alone_L[number])
 
-    mean_MD = np.array(mean_of).reshape(-1, unit_ND.shape[1])
+    num_dimensions = unit_ND.shape[1]
+    sum_MD = np.array(weighted_sums).reshape(-1, num_dimensions)
     return Tracks(
-        window_M=np.array(window_of, dtype=np.int64),
-        local_M=np.array(local_of, dtype=np.int64),
-        unit_MD=unit_rows(mean_MD),
-        spoken_M=np.array(spoken_of),
-        alone_M=np.array(alone_of),
+        window_M=np.array(window_numbers, dtype=np.int64),
+        local_M=np.array(local_numbers, dtype=np.int64),
+        unit_MD=unit_rows(sum_MD),
+        spoken_M=np.array(spoken),
+        alone_M=np.array(alone),
     )
+
+
+def _sums_of_frames(
+    value_FL: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> NDArray[np.float64]:
+    """Return the sums of frames start to end - 1, (N, L), for each start and end."""
+    # With cumulative sums, each is a single subtraction: frames 3 and 4 are the sum of the first 5
+    # minus the sum of the first 3.
+    num_frames, num_local = value_FL.shape
+    sum_before_FL = np.zeros((num_frames + 1, num_local))
+    np.cumsum(value_FL, axis=0, out=sum_before_FL[1:])
+    return sum_before_FL[ends] - sum_before_FL[starts]
 
 
 def cluster_tracks(
@@ -217,9 +240,9 @@ def cluster_tracks(
 ) -> Clusters:
     """Find the speakers of a recording as `cluster` does, and more if they are too few.
 
-    A pair of tracks of one window is told apart if their nearest speakers differ. The number of
-    speakers is increased as long as each additional speaker tells apart PAIRS_PER_SPEAKER more of
-    the pairs.
+    A pair of tracks of one window is told apart if their nearest speakers differ. More speakers are
+    used if, for each additional one, a share of PAIRS_PER_SPEAKER more of the pairs is told apart:
+    of 40 pairs, 2 more speakers must tell apart more than 10 more.
     """
     best = cluster(
         emb_ND,
@@ -232,9 +255,10 @@ def cluster_tracks(
         return best
 
     best_cost = _cost(best, tracks, pairs_P2)
+    num_found = len(best.centre_KD)
     most = min(max_speakers, len(emb_ND))
-    for num_speakers in range(len(best.centre_KD) + 1, most + 1):
-        # With so many speakers, the cost is higher even if all pairs are told apart.
+    for num_speakers in range(num_found + 1, most + 1):
+        # With so many speakers, the cost is not lower even if all pairs are told apart.
         if PAIRS_PER_SPEAKER * num_speakers >= best_cost:
             break
         clusters = cluster(
@@ -251,10 +275,13 @@ def cluster_tracks(
 
 def _cost(clusters: Clusters, tracks: Tracks, pairs_P2: np.ndarray) -> float:
     """Return the share of pairs that are not told apart, plus the price of the speakers."""
-    nearest_M = _cosines(clusters.centre_KD, tracks).argmax(axis=1)
-    first_P, second_P = nearest_M[pairs_P2].T
-    share = float(np.mean(first_P == second_P))
-    return share + PAIRS_PER_SPEAKER * len(clusters.centre_KD)
+    cosine_MK = _cosines(clusters.centre_KD, tracks)
+    nearest_M = cosine_MK.argmax(axis=1)
+    speakers_P2 = nearest_M[pairs_P2]
+    is_together_P = speakers_P2[:, 0] == speakers_P2[:, 1]
+    share_together = float(np.mean(is_together_P))
+    num_speakers = len(clusters.centre_KD)
+    return share_together + PAIRS_PER_SPEAKER * num_speakers
 
 
 def _cosines(centre_KD: np.ndarray, tracks: Tracks) -> NDArray[np.float64]:
@@ -272,7 +299,7 @@ def match_tracks(centre_KD: np.ndarray, tracks: Tracks) -> NDArray[np.int64]:
     cosine_MK = _cosines(centre_KD, tracks)
     weight_MK = (1 + cosine_MK) * tracks.spoken_M[:, None]
     speaker_M = cosine_MK.argmax(axis=1)
-    for rows in tracks.of_windows():
+    for rows in tracks.rows_by_window():
         matched, speakers = linear_sum_assignment(weight_MK[rows], maximize=True)
         speaker_M[rows[matched]] = speakers
     return speaker_M
@@ -288,22 +315,21 @@ def find_activity(
     windows = local.windows()
     num_frames = windows[-1].stop
     sum_TK = np.zeros((num_frames, num_speakers))
-    count_T1 = np.zeros((num_frames, 1))
+    num_windows_T1 = np.zeros((num_frames, 1))
     for window in windows:
-        count_T1[window] += 1
-    for rows in tracks.of_windows():
-        number_of_window = tracks.window_M[rows[0]]
-        prob_FL = local.prob_WFC[number_of_window].astype(np.float64) @ SPEAKERS_CL
+        num_windows_T1[window] += 1
+    # A window without tracks adds nothing to the sum, but counts in the mean.
+    for rows in tracks.rows_by_window():
+        window_number = tracks.window_M[rows[0]]
+        prob_FC = local.prob_WFC[window_number].astype(np.float64)
+        prob_FL = prob_FC @ SPEAKERS_CL
         prob_FK = np.zeros((len(prob_FL), num_speakers))
         for number, speaker in zip(tracks.local_M[rows], speaker_M[rows]):
-            np.maximum(
-                prob_FK[:, speaker],
-                prob_FL[:, number],
-                out=prob_FK[:, speaker],
-            )
-        sum_TK[windows[number_of_window]] += prob_FK
+            prob_FK[:, speaker] = np.maximum(prob_FK[:, speaker], prob_FL[:, number])
+        window = windows[window_number]
+        sum_TK[window] += prob_FK
     return Activity(
-        sum_TK / count_T1,
-        local.mean(TWO_SPEAKERS),
+        prob_TK=sum_TK / num_windows_T1,
+        two_T=local.mean(TWO_SPEAKERS),
         first_frame=local.first_frame,
     )

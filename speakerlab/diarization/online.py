@@ -80,18 +80,19 @@ class OnlineSpeakers:
         """Add a window; return the speaker that it belongs to, None if there is none yet."""
         self._num_windows += 1
         if not self._sum_of:
-            return self._found(unit_D)
+            return self._add_speaker(unit_D)
         cosine_K = self.direction_KD @ unit_D
         nearest = int(cosine_K.argmax())
-        if cosine_K[nearest] >= self._least_cosine:
-            number = self.numbers[nearest]
-            if cosine_K[nearest] < self._sure_cosine:
-                return number
-            self._sum_of[number] = self._sum_of[number] + unit_D
-            return self._merge(number)
-        if len(self._sum_of) == self._max_speakers:
-            return None
-        return self._wait(unit_D)
+        cosine = cosine_K[nearest]
+        if cosine < self._least_cosine:
+            if len(self._sum_of) == self._max_speakers:
+                return None
+            return self._wait(unit_D)
+        number = self.numbers[nearest]
+        if cosine < self._sure_cosine:
+            return number
+        self._sum_of[number] = self._sum_of[number] + unit_D
+        return self._merge(number)
 
     def tell_apart(self, tracks: Tracks) -> list[int]:
         """Add speakers so that the tracks of a window can be different ones; return their numbers.
@@ -100,28 +101,33 @@ class OnlineSpeakers:
         speaker if the one-to-one matching leaves it no speaker that it resembles.
         """
         is_clear_M = tracks.alone_M >= MIN_ALONE_FRAMES
-        if not self._sum_of or np.count_nonzero(is_clear_M) < 2:
+        num_clear = np.count_nonzero(is_clear_M)
+        if not self._sum_of or num_clear < 2:
             return []
-        clear = tracks.chosen(is_clear_M)
+        clear = tracks.select(is_clear_M)
         direction_KD = self.direction_KD
         speaker_M = match_tracks(direction_KD, clear)
         cosine_MK = clear.unit_MD @ direction_KD.T
-        # The best one keeps a speaker that several have, as there are fewer speakers than tracks.
-        order = np.argsort(-cosine_MK.max(axis=1), kind="stable")
+        # If there are fewer speakers than tracks, several tracks may have one speaker: the track
+        # with the highest cosine keeps it.
+        highest_M = cosine_MK.max(axis=1)
+        order_M = np.argsort(-highest_M, kind="stable")
         taken: set[int] = set()
         new_numbers: list[int] = []
-        for track in order.tolist():
+        for track in order_M.tolist():
             speaker = int(speaker_M[track])
             is_alike = cosine_MK[track, speaker] >= self._least_cosine
             if is_alike and speaker not in taken:
                 taken.add(speaker)
                 continue
-            is_divided = cosine_MK[track].max() >= DIVIDED_COSINE
-            if not is_divided and len(self._sum_of) < self._max_speakers:
-                new_numbers.append(self._found(clear.unit_MD[track]))
+            is_divided = highest_M[track] >= DIVIDED_COSINE
+            is_full = len(self._sum_of) >= self._max_speakers
+            if not is_divided and not is_full:
+                number = self._add_speaker(clear.unit_MD[track])
+                new_numbers.append(number)
         return new_numbers
 
-    def _found(self, sum_D: NDArray[np.float64]) -> int:
+    def _add_speaker(self, sum_D: NDArray[np.float64]) -> int:
         """Add a speaker; return its number."""
         number = self._num_speakers
         self._num_speakers += 1
@@ -131,28 +137,33 @@ class OnlineSpeakers:
     def _wait(self, unit_D: NDArray[np.float64]) -> int | None:
         """Let a window wait; return a new speaker if others that wait resemble the window."""
         place = self._num_windows
-        alike_D = unit_D
+        sum_D = unit_D
+        num_alike = 0
         others: list[Waiting] = []
         for window in self._waiting:
             if place - window.place > MAX_WAIT:
                 continue
             if window.unit_D @ unit_D >= self._least_cosine:
-                alike_D = alike_D + window.unit_D
+                sum_D = sum_D + window.unit_D
+                num_alike += 1
             else:
                 others.append(window)
         self._waiting = others
-        if alike_D is not unit_D:
-            return self._found(alike_D)
+        if num_alike > 0:
+            return self._add_speaker(sum_D)
         self._waiting.append(Waiting(place, unit_D))
         return None
 
     def _merge(self, number: int) -> int:
-        """Merge a speaker with another one of the same voice; return the earlier number."""
+        """Merge a speaker with another one of the same voice, if any; return the earlier number."""
         cosine_K = self.direction_KD @ self.direction_D(number)
         for other, cosine in zip(self.numbers, cosine_K):
-            if other != number and cosine >= MERGE_COSINE:
-                first, second = sorted([number, other])
-                self._sum_of[first] = self._sum_of[first] + self._sum_of.pop(second)
-                self._merged_into[second] = first
-                return first
+            if other == number or cosine < MERGE_COSINE:
+                continue
+            earlier = min(number, other)
+            later = max(number, other)
+            sum_of_later_D = self._sum_of.pop(later)
+            self._sum_of[earlier] = self._sum_of[earlier] + sum_of_later_D
+            self._merged_into[later] = earlier
+            return earlier
         return number

@@ -71,8 +71,8 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
                 f"{recording} has channels {first_channel} and {channel}; give each"
                 " channel a different name"
             )
-        start = _parse_seconds(start_text, "start")
-        duration = _parse_seconds(duration_text, "duration")
+        start = parse_seconds(start_text, "start")
+        duration = parse_seconds(duration_text, "duration")
         # Round, so that turns that touch in decimal numbers also touch in floating point.
         end = round(start + duration, 9)
         return recording, Turn(start, end, speaker)
@@ -80,7 +80,7 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {}
     for recording, turn in _read_rows(paths, parse):
         turns.setdefault(recording, []).append(turn)
-    _refuse_twins(turns, path)
+    _check_names(turns, path)
     if path.is_dir():
         files_with_turns = {file for file, _ in origins.values()}
         for empty_file in set(paths) - files_with_turns:
@@ -88,12 +88,15 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
     return dict(sorted(turns.items()))
 
 
-def _refuse_twins(turns: Mapping[str, Sequence[Turn]], path: Path) -> None:
-    """Refuse recordings, and speakers of a recording, that look alike."""
+def _check_names(turns: Mapping[str, Sequence[Turn]], path: Path) -> None:
+    """Refuse names of recordings, or of speakers of a recording, that look alike."""
     refuse_twins(turns, where=str(path), kind="recordings")
     for recording, recording_turns in turns.items():
-        speakers = {turn.speaker for turn in recording_turns}
-        refuse_twins(speakers, where=f"{path}: {recording}", kind="speakers")
+        refuse_twins(
+            {turn.speaker for turn in recording_turns},
+            where=f"{path}: {recording}",
+            kind="speakers",
+        )
 
 
 def list_rttm(path: Path) -> list[Path]:
@@ -125,12 +128,12 @@ def _is_turn(columns: Sequence[str]) -> bool:
     if confidence.isdecimal():
         return False
     # The confidence and the look-ahead time.
-    return all(
-        number.upper() == NOTHING or _is_number(number) for number in columns[8:]
-    )
+    return all(_is_number_or_nothing(column) for column in columns[8:])
 
 
-def _is_number(text: str) -> bool:
+def _is_number_or_nothing(text: str) -> bool:
+    if text.upper() == NOTHING:
+        return True
     try:
         float(text)
     except ValueError:
@@ -209,9 +212,9 @@ def read_lab(path: Path) -> list[Region]:
     """Return the speech regions of a .lab file, merged."""
 
     def parse(columns: Sequence[str], _file: Path) -> Region:
-        labels = columns[2:]
+        label = columns[2:]
         # Regions with another label, such as music, would be diarized as speech.
-        is_speech = labels in ([], ["speech"], ["sp"])
+        is_speech = label in ([], ["speech"], ["sp"])
         if len(columns) < 2 or not is_speech:
             raise ValueError(
                 f"is not 'start end speech' in seconds, got {_quote(columns)}; correct"
@@ -313,8 +316,8 @@ def _quote(columns: Sequence[str]) -> str:
 
 
 def _parse_region(start_text: str, end_text: str) -> Region:
-    start = _parse_seconds(start_text, "start")
-    end = _parse_seconds(end_text, "end")
+    start = parse_seconds(start_text, "start")
+    end = parse_seconds(end_text, "end")
     if start >= end:
         raise ValueError(
             f"the region ends at {end_text}, not after its start at {start_text};"
@@ -323,7 +326,7 @@ def _parse_region(start_text: str, end_text: str) -> Region:
     return start, end
 
 
-def _parse_seconds(text: str, column: str) -> float:
+def parse_seconds(text: str, column: str) -> float:
     """Return a time in seconds; ValueError with the name of the column for other text."""
     try:
         seconds = float(text)

@@ -53,13 +53,14 @@ def find_segments(
         # 1e-6 tolerates rounding, so that a window at the region's start is inside.
         bounds = [start - 1e-6, end - 1e-6]
         first, stop = np.searchsorted(starts_N, bounds)
-        if first < stop:
-            segments += _segments_of_region(
-                region,
-                windows[first:stop],
-                cosine_NK[first:stop],
-                activity,
-            )
+        if first == stop:
+            continue
+        segments += _segments_of_region(
+            region,
+            windows[first:stop],
+            cosine_NK[first:stop],
+            activity,
+        )
     return segments
 
 
@@ -73,8 +74,10 @@ def _segments_of_region(
     region_start, region_end = region
     cosine_TK = _cosines(region, windows, cosine_NK)
     num_frames, num_speakers = cosine_TK.shape
+    # One or two columns: the speakers of each frame.
     prob_TK = None
-    speakers_T2 = cosine_TK.argmax(axis=1)[:, None]
+    nearest_T = cosine_TK.argmax(axis=1)
+    speakers_T2 = nearest_T[:, None]
     if activity is not None:
         middle_T = region_start + (np.arange(num_frames) + 0.5) * FRAME_SECONDS
         prob_TK, speakers_T2 = _most_probable(cosine_TK, activity.at(middle_T))
@@ -90,17 +93,17 @@ def _segments_of_region(
             if stop < num_frames:
                 end = region_start + stop * FRAME_SECONDS
             if prob_TK is None:
-                sureness = confidence(cosine_TK[first:stop].mean(axis=0))
+                mean_cosine_K = cosine_TK[first:stop].mean(axis=0)
+                turn_confidence = confidence(mean_cosine_K)
             else:
-                sureness = float(prob_TK[first:stop, speaker].mean())
-            segments.append(
-                Segment(
-                    start=start,
-                    end=end,
-                    speaker=f"speaker{speaker + 1}",
-                    confidence=sureness,
-                )
+                turn_confidence = float(prob_TK[first:stop, speaker].mean())
+            segment = Segment(
+                start=start,
+                end=end,
+                speaker=f"speaker{speaker + 1}",
+                confidence=turn_confidence,
             )
+            segments.append(segment)
     # Segments sort by their start.
     return sorted(segments)
 
@@ -112,18 +115,20 @@ def _most_probable(
 
     speakers_T2 has -1 where there is no second speaker.
     """
-    of_cosines_TK = softmax(cosine_TK / TEMPERATURE, axis=1)
-    prob_TK = (activity.prob_TK + of_cosines_TK) / 2
+    cosine_prob_TK = softmax(cosine_TK / TEMPERATURE, axis=1)
+    prob_TK = (activity.prob_TK + cosine_prob_TK) / 2
+    num_frames, num_speakers = prob_TK.shape
     order_TK = np.argsort(-prob_TK, axis=1, kind="stable")
-    # Two columns, also for a single speaker.
-    speakers_T2 = np.full((len(prob_TK), 2), -1)
-    speakers_T2[:, : order_TK.shape[1]] = order_TK[:, :2]
+    speakers_T2 = np.full((num_frames, 2), -1)
+    speakers_T2[:, 0] = order_TK[:, 0]
+    if num_speakers == 1:
+        return prob_TK, speakers_T2
+
+    second_T = order_TK[:, 1]
     # A second speaker whom the model never hears here would be a guess.
-    second_T = speakers_T2[:, 1]
-    rows_T = np.arange(len(prob_TK))
-    is_heard_T = activity.prob_TK[rows_T, second_T] > 0
+    is_heard_T = activity.prob_TK[np.arange(num_frames), second_T] > 0
     is_two_T = (activity.two_T >= MIN_PROB) & is_heard_T
-    speakers_T2[~is_two_T, 1] = -1
+    speakers_T2[is_two_T, 1] = second_T[is_two_T]
     return prob_TK, speakers_T2
 
 
@@ -144,11 +149,13 @@ def _cosines(
         first = round((start - region_start) / FRAME_SECONDS)
         first = min(first, num_frames - 1)
         stop = round((end - region_start) / FRAME_SECONDS)
-        stop = max(min(stop, num_frames), first + 1)
-        num_inside = stop - first
-        # From 0 at the start of the window to 1 at its end, at the middle of each frame.
-        place_W = (np.arange(num_inside) + 0.5) / num_inside
-        triangle_W = np.minimum(place_W, 1.0 - place_W)
+        stop = min(stop, num_frames)
+        stop = max(stop, first + 1)
+        # The middle of each frame, from 0 at the start of the window to 1 at its end: a window of
+        # four frames has the weights 1/8, 3/8, 3/8 and 1/8.
+        window_frames = stop - first
+        middle_W = (np.arange(window_frames) + 0.5) / window_frames
+        triangle_W = np.minimum(middle_W, 1.0 - middle_W)
         triangle_W1 = triangle_W[:, None]
         sum_TK[first:stop] += triangle_W1 * cosine_K
         weight_T1[first:stop] += triangle_W1

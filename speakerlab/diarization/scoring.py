@@ -103,11 +103,12 @@ def score(
     num_confused_K = num_paired_K - pieces.num_correct_K
 
     # Number of 10 ms frames that start in a piece; round first, so that 0.07 s is frame 7, not 8.
+    seconds_K = pieces.seconds_K
     frame_bounds = np.ceil(np.round(pieces.bounds * 100, 6))
-    frames_K = np.diff(frame_bounds) * (pieces.seconds_K > 0)
+    is_in_region_K = seconds_K > 0
+    frames_K = np.diff(frame_bounds) * is_in_region_K
 
     # Speaking time within the regions to score.
-    seconds_K = pieces.seconds_K
     ref_seconds_S = pieces.ref_SK @ seconds_K
     hyp_seconds_H = pieces.hyp_HK @ seconds_K
 
@@ -281,11 +282,12 @@ def extent(turns: Iterable[Turn]) -> list[Region]:
 
 def _regions_by_speaker(turns: Iterable[Turn]) -> list[list[Region]]:
     """Return the regions of each speaker, in order of first turns."""
-    merged, _num_merged = merge_turns(turns)
-    regions: dict[str, list[Region]] = {}
-    for start, end, speaker in merged:
-        regions.setdefault(speaker, []).append((start, end))
-    return list(regions.values())
+    merged_turns, _num_merged = merge_turns(turns)
+    regions_of: dict[str, list[Region]] = {}
+    for start, end, speaker in merged_turns:
+        regions = regions_of.setdefault(speaker, [])
+        regions.append((start, end))
+    return list(regions_of.values())
 
 
 def _bounds_of(groups: Iterable[Iterable[Region]]) -> list[float]:
@@ -318,7 +320,8 @@ def _find_active(
     bounds: ascending; they include all starts and ends of the regions.
     """
     # The change of the number of open regions at each bound: +1 for each region that starts there,
-    # -1 for each region that ends.
+    # -1 for each region that ends. The regions 0-2 and 2-5 of one group have, at the bounds 0, 2, 4
+    # and 5, the changes 1, 0, 0 and -1; the cumulative sum says that 1 is open in all three pieces.
     change = np.zeros((len(groups), len(bounds)), dtype=np.int32)
     for group, regions in enumerate(groups):
         starts = [start for start, _ in regions]
@@ -341,7 +344,7 @@ def _jaccard_errors(
 
     Reference speakers without frames are left out; the error of an unmapped speaker is 1.
     """
-    has_frames_S = ref_SK @ frames_K > 0
+    has_frames_S = (ref_SK @ frames_K) > 0
     ref_SK = ref_SK[has_frames_S]
     ref_frames_S = ref_SK @ frames_K
     hyp_frames_H = hyp_HK @ frames_K

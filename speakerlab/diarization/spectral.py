@@ -28,13 +28,13 @@ from scipy.linalg import eigh, qr, svd
 from speakerlab.diarization.clustering import sample_rows
 
 MIN_NEIGHBOURS = 6
-MAX_NEIGHBOURS = 0.2  # share of the windows
-NUM_TRIED = 6  # numbers of neighbours
+MAX_NEIGHBOUR_SHARE = 0.2  # of the windows
+NUM_TRIED = 6  # numbers of neighbours to try
 # Minimum average size of a group: gaps after more groups are random.
 WINDOWS_PER_GROUP = 4
-# Multiple of the allowed number of groups to search for gaps: a gap after too many groups is still
-# evidence for many groups rather than one.
-SEARCHED = 3
+# Gaps are searched after up to so many times the allowed number of groups: a gap after too many
+# groups is still evidence for many groups rather than one.
+SEARCH_FACTOR = 3
 GAP_FLOOR = 0.1  # share of the mean degree, added to the divisor of a gap
 
 
@@ -53,10 +53,10 @@ class Spectral:
                 group_N[rows_M] = np.arange(num_windows)
             return group_N
 
-        max_groups = min(
-            least + SEARCHED * (most - least),
-            num_windows // WINDOWS_PER_GROUP,
-        )
+        # With 1 to 20 groups allowed, gaps after up to 1 + 3 * 19 = 58 groups; with 5 to 5, only
+        # after 5.
+        max_groups = least + SEARCH_FACTOR * (most - least)
+        max_groups = min(max_groups, num_windows // WINDOWS_PER_GROUP)
         max_groups = max(max_groups, least)
         graph = Graph(unit_ND[rows_M])
         gaps: list[Eigengap] = []
@@ -72,8 +72,9 @@ class Spectral:
 
 def neighbours_to_try(num_windows: int) -> list[int]:
     """Return the numbers of neighbours to try, ascending in about equal ratios."""
-    highest = max(round(MAX_NEIGHBOURS * num_windows), MIN_NEIGHBOURS)
-    numbers = np.geomspace(MIN_NEIGHBOURS, highest, NUM_TRIED)
+    max_neighbours = round(MAX_NEIGHBOUR_SHARE * num_windows)
+    max_neighbours = max(max_neighbours, MIN_NEIGHBOURS)
+    numbers = np.geomspace(MIN_NEIGHBOURS, max_neighbours, NUM_TRIED)
     numbers = numbers.round().astype(int)
     # Only the other windows can be neighbours.
     numbers = np.minimum(numbers, num_windows - 1)
@@ -93,10 +94,12 @@ class Graph:
 
     def __init__(self, unit_MD: np.ndarray) -> None:
         cosine_MM = unit_MD @ unit_MD.T
-        self.weight_MM = np.maximum(cosine_MM, 0.0) ** 2
+        weight_MM = np.maximum(cosine_MM, 0.0) ** 2
         # A window is not its own neighbour: -1 sorts it last.
-        np.fill_diagonal(self.weight_MM, -1.0)
-        self.nearest_MM = np.argsort(-self.weight_MM, axis=1, kind="stable")
+        np.fill_diagonal(weight_MM, -1.0)
+        self.weight_MM = weight_MM
+        # The rows of all windows, the most similar first.
+        self.nearest_MM = np.argsort(-weight_MM, axis=1, kind="stable")
 
     def laplacian(self, num_neighbours: int) -> NDArray[np.float64]:
         """Return the unnormalised Laplacian of the graph for a number of neighbours, (M, M)."""
@@ -117,14 +120,18 @@ class Graph:
 
         mean_degree = float(laplacian_MM.diagonal().mean())
         floor = max(GAP_FLOOR * mean_degree, 1e-12)
-        # Start at the gap after `least` groups: gap k follows eigenvalue least + k - 1, from 0.
-        gap_K = np.diff(value_K)[least - 1 :]
-        relative_gap_K = gap_K / (value_K[least:] + floor)
-        best_gap = int(relative_gap_K.argmax())
-        largest_gap = max(float(relative_gap_K[best_gap]), 1e-12)
+        # The gap after k groups is below eigenvalue k, counted from 0. Eigenvalues 0, 0.1, 2 and
+        # 2.2 have the gaps 0.1, 1.9 and 0.2 after 1, 2 and 3 groups.
+        gaps = np.diff(value_K)
+        value_above = value_K[1:]
+        relative_gaps = gaps / (value_above + floor)
+        # Those after `least` groups or more.
+        allowed_gaps = relative_gaps[least - 1 :]
+        best = int(allowed_gaps.argmax())
+        largest_gap = max(float(allowed_gaps[best]), 1e-12)
         return Eigengap(
             cost=num_neighbours**0.5 / largest_gap,
-            num_groups=least + best_gap,
+            num_groups=least + best,
             num_neighbours=num_neighbours,
         )
 
@@ -140,8 +147,8 @@ def divide(laplacian_MM: np.ndarray, num_groups: int) -> NDArray[np.int64]:
     # first pivots are one window of each group.
     decomposition = qr(vector_MK.T, mode="economic", pivoting=True)
     order_M = decomposition[-1]
-    pivots = order_M[:num_groups]
-    pivot_KK = vector_MK[pivots]
+    pivot_rows = order_M[:num_groups]
+    pivot_KK = vector_MK[pivot_rows]
     # The nearest orthogonal matrix (polar decomposition) rotates each pivot, and with it the rows
     # of its group, towards a separate axis. `abs`: the sign of an eigenvector is arbitrary.
     left_KK, _, right_KK = svd(pivot_KK.T)

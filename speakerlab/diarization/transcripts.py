@@ -1,4 +1,4 @@
-"""Transcripts with times: whisper's JSON, SRT subtitles and CTM. In and out: words with speakers.
+"""Transcripts of files: whisper's JSON, SRT subtitles and CTM. Out: words with times.
 
 - JSON of openai-whisper, faster-whisper and whisperX: `segments`, each with `start`, `end`, `text`
   and, with word timestamps, `words`, each with `start`, `end` and `word`;
@@ -7,21 +7,26 @@
   RT-09 evaluation plan, appendix B); lines that start with ;; are skipped.
 """
 
-import copy
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text, read_text
-from speakerlab.diarization.regions import MAX_SECONDS, SURROGATE
+from speakerlab.diarization.regions import MAX_SECONDS, SURROGATE, parse_seconds
+from speakerlab.diarization.timed_words import (
+    Entry,
+    Transcript,
+    Word,
+    entries_of,
+    segments_of,
+)
 
-Entry = dict[str, Any]  # a segment or a word of a JSON transcript
-# The most precise first.
+# Endings of the files, the most precise first.
 ENDINGS = (".json", ".ctm", ".srt")
 # A cue of subtitles from words: two lines of 42 characters, and no pause of a second.
 CUE_CHARACTERS = 84
@@ -40,155 +45,6 @@ OTHER_TOOLS = {
     "results": "is of a cloud service; convert it to SRT or CTM",
     "model_sha256": "is a diarization; give the transcript",
 }
-
-
-class Word(NamedTuple):
-    """Word, or cue of subtitles, with its times; None for both times if they are unknown."""
-
-    start: float | None  # seconds
-    end: float | None
-    text: str
-    speaker: str | None = None
-    cue: int = 0  # number of the segment or cue, from 0
-    # Between this word and the one before: nothing in Chinese, or in don|'t.
-    before: str = " "
-    is_cue: bool = False  # a cue or a segment, of several words
-
-    @property
-    def has_times(self) -> bool:
-        return self.start is not None and self.end is not None
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """Words of a recording, in the order of their file; iterable over them."""
-
-    words: Sequence[Word]
-    # Content of the JSON file, which `to_json` returns with speakers; None for other formats.
-    document: Any = None
-    # Number of a segment -> its start and end, of those whose words all have unknown times.
-    segment_times: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Word]:
-        return iter(self.words)
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    @property
-    def has_word_times(self) -> bool:
-        """Return whether the times of any word are known, not only those of cues or segments."""
-        with_text = [word for word in self.words if word.text]
-        return not with_text or any(map(_is_timed_word, with_text))
-
-    @property
-    def num_not_in_srt(self) -> int:
-        """Return the number of words that SRT leaves out: nothing in their segment has times."""
-        timed_cues = {word.cue for word in self.words if word.has_times}
-        timed_cues |= self.segment_times.keys()
-        return sum(word.cue not in timed_cues for word in self.words if word.text)
-
-    @property
-    def num_not_in_ctm(self) -> int:
-        """Return the number of words and segments that CTM leaves out: without times of words."""
-        return sum(not _is_timed_word(word) for word in self.words if word.text)
-
-    def to_srt(self) -> str:
-        """Return subtitles: a cue for each segment, and within it for each speaker.
-
-        A cue begins with the name of its speaker. Words of unknown times extend no cue; if all
-        words of a segment are such, the cue has the times of the segment.
-        """
-        lines: list[str] = []
-        number = 0
-        by_cue_and_speaker = groupby(
-            self.words, key=lambda word: (word.cue, word.speaker)
-        )
-        for (cue, _), group in by_cue_and_speaker:
-            words = list(group)
-            starts = [word.start for word in words if word.start is not None]
-            ends = [word.end for word in words if word.end is not None]
-            if cue in self.segment_times:
-                start, end = self.segment_times[cue]
-                starts.append(start)
-                ends.append(end)
-            if not starts or not ends:
-                continue
-            number += 1
-            text = _join(words)
-            speaker = words[0].speaker
-            if speaker is not None:
-                text = f"{speaker}: {text}"
-            times = f"{_clock(min(starts))} --> {_clock(max(ends))}"
-            lines += [str(number), times, text, ""]
-        return "".join(f"{line}\n" for line in lines)
-
-    def to_ctm(self, recording: str) -> str:
-        """Return the words as lines of CTM, in order of time; without a speaker: `unknown`.
-
-        Words of unknown times, and segments without words, have no line; `num_not_in_ctm` counts
-        them. Blanks in names and words become `_`. Raises ValueError if no word has times.
-        """
-        if not self.has_word_times:
-            raise ValueError(
-                f"{recording}: the transcript has no times of words, which CTM needs; write"
-                " SRT, or transcribe with word timestamps"
-            )
-        rows: list[tuple[float, float, str, str]] = []
-        for word in self.words:
-            token = _one_word(word.text)
-            if token and _is_timed_word(word):
-                assert word.start is not None and word.end is not None
-                speaker = _one_word(word.speaker or "unknown")
-                rows.append((word.start, word.end, token, speaker))
-        # The sort is stable: equal times stay in the order of the file.
-        rows.sort(key=lambda row: row[0])
-        lines: list[str] = []
-        name = _one_word(recording)
-        for start, end, token, speaker in rows:
-            # Subtract rounded times, so that words that touch still touch after reading.
-            duration = round(end, 3) - round(start, 3)
-            lines.append(
-                f"{name} 1 {start:.3f} {duration:.3f} {token} NA lex {speaker}\n"
-            )
-        return "".join(lines)
-
-    def to_json(self) -> Any:
-        """Return the content of the JSON file, with a `speaker` in each word and segment.
-
-        The speaker of a segment is that of most of its time. Everything else is as it was read.
-        Raises ValueError for a transcript that was not JSON.
-        """
-        if self.document is None:
-            raise ValueError("the transcript was not JSON; write SRT or CTM")
-        document = copy.deepcopy(self.document)
-        speakers = [word.speaker for word in self.words]
-        entries = [entry for _, entry, _ in _entries_of(document)]
-        for entry, speaker in zip(entries, speakers, strict=True):
-            entry["speaker"] = speaker
-        if isinstance(document, dict):
-            # whisperX has its words a second time.
-            for entry, speaker in zip(_word_segments(document, entries), speakers):
-                entry["speaker"] = speaker
-        self._add_speakers_of_segments(document)
-        return document
-
-    def _add_speakers_of_segments(self, document: Any) -> None:
-        seconds_of: dict[int, dict[str | None, float]] = {}
-        for word in self.words:
-            duration = 0.0
-            if word.start is not None and word.end is not None:
-                duration = word.end - word.start
-            seconds = seconds_of.setdefault(word.cue, {})
-            seconds[word.speaker] = seconds.get(word.speaker, 0.0) + duration
-        for number, segment in enumerate(_segments_of(document)):
-            seconds = seconds_of.get(number, {})
-            known = [speaker for speaker in seconds if speaker is not None]
-            # `max` takes the first of equal ones.
-            speaker = max(known, key=seconds.__getitem__, default=None)
-            # A segment without words has got its own.
-            if segment.get("words"):
-                segment["speaker"] = speaker
 
 
 def read_transcripts(path: Path) -> dict[str, Transcript]:
@@ -277,30 +133,33 @@ def parse_json_transcript(document: Any, *, where: Path | str) -> Transcript:
     _check_structure(document, where)
     faults = Faults()
     words: list[Word] = []
-    for place, entry, cue in _entries_of(document):
+    for place, entry, cue in entries_of(document):
         is_word = "words" in place
         try:
             start, end = _times_of(entry)
         except ValueError as error:
             faults.add("refused times", f"{where}: {place}: {error}")
             continue
-        text = entry["word" if is_word and "word" in entry else "text"]
-        text = SURROGATE.sub("\ufffd", text)
-        before = " " if is_word and text[:1].isspace() else ""
+        # Some tools write the text of a word as that of a segment.
+        key = "text"
+        if is_word and "word" in entry:
+            key = "word"
+        text = SURROGATE.sub("\ufffd", entry[key])
+        has_blank = is_word and text[:1].isspace()
         word = Word(
             start,
             end,
             text.strip(),
             cue=cue,
-            before=before,
+            before=" " if has_blank else "",
             is_cue=not is_word,
         )
         words.append(word)
-    segments = _segments_of(document)
+    segments = segments_of(document)
     segment_times = _find_segment_times(words, segments, faults, where)
     faults.raise_if_any()
     return Transcript(
-        _with_blanks(words, segments),
+        words=_with_blanks(words, segments),
         document=document,
         segment_times=segment_times,
     )
@@ -310,12 +169,12 @@ def _check_structure(document: Any, where: Path | str) -> None:
     """Raise ValueError unless a document has the segments and words of whisper's JSON."""
     segments = document
     if isinstance(document, dict):
-        for key, problem in OTHER_TOOLS.items():
-            if key in document and (
-                "segments" not in document or key == "model_sha256"
-            ):
-                raise ValueError(f"{where}: {problem}")
         segments = document.get("segments")
+        for key, problem in OTHER_TOOLS.items():
+            # A transcript may have such a key beside its segments; a diarization has segments, too.
+            is_of_other_tool = "segments" not in document or key == "model_sha256"
+            if key in document and is_of_other_tool:
+                raise ValueError(f"{where}: {problem}")
     if not isinstance(segments, list):
         raise ValueError(
             f"{where}: has no list `segments`, which the JSON of whisper has; give SRT,"
@@ -337,8 +196,9 @@ def _find_segment_times(
 ) -> dict[int, tuple[float, float]]:
     """Return the times of segments whose words all have unknown ones; see `Transcript`."""
     segment_times: dict[int, tuple[float, float]] = {}
+    all_cues = {word.cue for word in words}
     timed_cues = {word.cue for word in words if word.has_times}
-    for cue in sorted({word.cue for word in words} - timed_cues):
+    for cue in sorted(all_cues - timed_cues):
         try:
             start, end = _times_of(segments[cue])
         except ValueError as error:
@@ -355,16 +215,16 @@ def _with_blanks(words: Sequence[Word], segments: Sequence[Entry]) -> list[Word]
     whisper's words begin with a blank where the language has one. Where none of a segment does,
     the text of the segment shows whether its words are joined.
     """
-    spaced: list[Word] = []
+    spaced_words: list[Word] = []
     for cue, group in groupby(words, key=lambda word: word.cue):
         words_of_cue = list(group)
-        joined = "".join(word.text for word in words_of_cue)
         has_blanks = any(word.before for word in words_of_cue)
-        is_joined = joined == str(segments[cue].get("text", "")).strip()
-        if not has_blanks and not is_joined:
+        joined_text = "".join(word.text for word in words_of_cue)
+        text_of_segment = str(segments[cue].get("text", "")).strip()
+        if not has_blanks and joined_text != text_of_segment:
             words_of_cue = [word._replace(before=" ") for word in words_of_cue]
-        spaced += words_of_cue
-    return spaced
+        spaced_words += words_of_cue
+    return spaced_words
 
 
 def _problem_of_segment(segment: Any) -> str:
@@ -385,37 +245,6 @@ def _problem_of_segment(segment: Any) -> str:
         if not isinstance(text, str):
             return f".words[{number}] has no `word`, got {_quote(word)}; correct it"
     return ""
-
-
-def _segments_of(document: Any) -> list[Entry]:
-    return document["segments"] if isinstance(document, dict) else document
-
-
-def _entries_of(document: Any) -> Iterator[tuple[str, Entry, int]]:
-    """Yield place, entry and number of the segment: its words, or itself if it has none."""
-    for number, segment in enumerate(_segments_of(document)):
-        place = f"segments[{number}]"
-        words = segment.get("words")
-        if not words:
-            yield place, segment, number
-            continue
-        for index, word in enumerate(words):
-            yield f"{place}.words[{index}]", word, number
-
-
-def _word_segments(
-    document: Mapping[str, Any], entries: Sequence[Entry]
-) -> list[Entry]:
-    """Return the words of whisperX's `word_segments` if they are those of the segments, else []."""
-    copies = document.get("word_segments")
-    if not isinstance(copies, list) or len(copies) != len(entries):
-        return []
-    for entry, entry_copy in zip(entries, copies):
-        if not isinstance(entry_copy, dict):
-            return []
-        if entry_copy.get("word") != entry.get("word"):
-            return []
-    return copies
 
 
 def _times_of(entry: Entry) -> tuple[float | None, float | None]:
@@ -446,56 +275,71 @@ def _check_order(start: float, end: float) -> None:
 
 
 def _read_srt(path: Path) -> Transcript:
-    lines = read_text(path).splitlines()
-    first_text = next((line.strip() for line in lines if line.strip()), "")
-    if first_text.startswith("WEBVTT"):
+    text = read_text(path)
+    if text.lstrip().startswith("WEBVTT"):
         raise ValueError(f"{path}: is WebVTT; convert it to SRT")
 
     faults = Faults()
-    words: list[Word] = []
-    text_of: list[list[str]] = []  # lines of each cue
-    for number, line in enumerate(lines, start=1):
-        match = TIME_LINE.fullmatch(line)
+    times_of_cues: list[tuple[float, float]] = []
+    lines_of_cues: list[list[str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            if match:
-                start, end = (
-                    _seconds_of(match.groups()[:4]),
-                    _seconds_of(match.groups()[4:8]),
-                )
-                _check_order(start, end)
-                # The number above the times is no text of the cue before.
-                if text_of and text_of[-1] and text_of[-1][-1].strip().isdecimal():
-                    text_of[-1].pop()
-                words.append(Word(start, end, "", cue=len(words), is_cue=True))
-                text_of.append([])
-            elif LIKE_TIME_LINE.fullmatch(line):
-                raise ValueError(
-                    "is not `00:00:01,000 --> 00:00:02,500`, got"
-                    f" {_quote(line)}; correct it"
-                )
-            elif text_of:
-                text_of[-1].append(line)
-            elif line.strip() and not line.strip().isdecimal():
-                raise ValueError(
-                    f"text before the times of a cue, got {_quote(line)}; give SRT"
-                )
+            times = _parse_srt_times(line)
         except ValueError as error:
             faults.add("refused lines", f"{path}:{number}: {error}")
+            continue
+        stripped_line = line.strip()
+        if times is not None:
+            # The number above the times is no text of the cue before.
+            lines_before = lines_of_cues[-1] if lines_of_cues else []
+            if lines_before and lines_before[-1].isdecimal():
+                lines_before.pop()
+            times_of_cues.append(times)
+            lines_of_cues.append([])
+        elif lines_of_cues:
+            lines_of_cues[-1].append(stripped_line)
+        elif stripped_line and not stripped_line.isdecimal():
+            faults.add(
+                "refused lines",
+                f"{path}:{number}: text before the times of a cue, got {_quote(line)};"
+                " give SRT",
+            )
     faults.raise_if_any()
+
     cues: list[Word] = []
-    for word, cue_lines in zip(words, text_of):
+    for (start, end), lines in zip(times_of_cues, lines_of_cues):
         # A cue may have blank lines.
-        text = "\n".join(line.strip() for line in cue_lines if line.strip())
-        cues.append(word._replace(text=text))
+        cue_text = "\n".join(line for line in lines if line)
+        cues.append(Word(start, end, cue_text, cue=len(cues), is_cue=True))
     return Transcript(cues)
+
+
+def _parse_srt_times(line: str) -> tuple[float, float] | None:
+    """Return start and end of a line with the times of a cue; None for other lines."""
+    match = TIME_LINE.fullmatch(line)
+    if match is None:
+        if LIKE_TIME_LINE.fullmatch(line):
+            raise ValueError(
+                f"is not `00:00:01,000 --> 00:00:02,500`, got {_quote(line)}; correct it"
+            )
+        return None
+    parts = match.groups()
+    start = _seconds_of(parts[:4])
+    end = _seconds_of(parts[4:8])
+    _check_order(start, end)
+    return start, end
 
 
 def _seconds_of(parts: Sequence[str]) -> float:
     """Return the seconds of hours, minutes, seconds and a fraction."""
     hours, minutes, seconds, fraction = parts
+    # `,5` is 500 ms.
     milliseconds = int(fraction.ljust(3, "0"))
-    whole_seconds = 3600 * int(hours[:9]) + 60 * int(minutes) + int(seconds)
-    if len(hours) > 9 or not whole_seconds < MAX_SECONDS:
+    # Ten digits of hours are too many in any case, and `int` refuses thousands.
+    whole_seconds = math.inf
+    if len(hours) < 10:
+        whole_seconds = 3600 * int(hours) + 60 * int(minutes) + int(seconds)
+    if whole_seconds >= MAX_SECONDS:
         raise ValueError(f"times must be below {MAX_SECONDS:g} s; correct them")
     return whole_seconds + milliseconds / 1000
 
@@ -539,65 +383,33 @@ def _parse_ctm(columns: Sequence[str]) -> tuple[str, str, Word]:
             f" [speaker]]]', got {_quote(' '.join(columns))}; correct it"
         )
     recording, channel, start_text, duration_text, text, *_ = columns
-    seconds: list[float] = []
-    for name, number in (("start", start_text), ("duration", duration_text)):
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0  # refused below
-        if not 0 <= value < MAX_SECONDS:
-            raise ValueError(
-                f"the {name} must be seconds from 0 to {MAX_SECONDS:g}, got {number};"
-                " correct it"
-            )
-        seconds.append(value)
-    start, duration = seconds
+    start = parse_seconds(start_text, "start")
+    duration = parse_seconds(duration_text, "duration")
+    # Round, so that words that touch in decimal numbers also touch in floating point.
     end = round(start + duration, 9)
     return recording, channel, Word(start, end, text)
 
 
 def _cut_cues(words: Sequence[Word]) -> list[Word]:
     """Return words with their cue: cues end at pauses, and before they are too long."""
-    cut: list[Word] = []
+    words_of_cues: list[Word] = []
     cue = 0
-    num_characters = 0
+    cue_characters = 0
     last_end = 0.0
     for word in words:
         start = word.start or 0.0
-        num_characters += 1 + len(word.text)
+        # A word and the blank before it.
+        word_characters = 1 + len(word.text)
+        # Words need not be in order of time: a jump back is a pause, too.
         is_pause = abs(start - last_end) >= CUE_PAUSE_SECONDS
-        if cut and (is_pause or num_characters > CUE_CHARACTERS):
+        is_too_long = cue_characters + word_characters > CUE_CHARACTERS
+        if words_of_cues and (is_pause or is_too_long):
             cue += 1
-            num_characters = 1 + len(word.text)
-        cut.append(word._replace(cue=cue))
+            cue_characters = 0
+        cue_characters += word_characters
+        words_of_cues.append(word._replace(cue=cue))
         last_end = word.end or 0.0
-    return cut
-
-
-def _is_timed_word(word: Word) -> bool:
-    return word.has_times and not word.is_cue
-
-
-def _join(words: Sequence[Word]) -> str:
-    """Return the text of words without the blank lines and arrows that have a meaning in SRT."""
-    text = "".join(word.before + word.text for word in words)
-    text = re.sub("-+>", "→", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "\n".join(lines)
-
-
-def _one_word(text: str) -> str:
-    """Return a text as a column, which has no blanks."""
-    return "_".join(text.split())
-
-
-def _clock(seconds: float) -> str:
-    """Return a time as SRT has it: hours:minutes:seconds,milliseconds."""
-    milliseconds = round(1000 * seconds)
-    whole_seconds, milliseconds = divmod(milliseconds, 1000)
-    minutes, second = divmod(whole_seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours:02d}:{minute:02d}:{second:02d},{milliseconds:03d}"
+    return words_of_cues
 
 
 def _quote(value: Any) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from speakerlab.diarization.regions import Turn
-from speakerlab.diarization.transcripts import Transcript, Word
+from speakerlab.diarization.timed_words import Transcript, Word
 
 MAX_GAP_SECONDS = 1.0  # from a word in a pause to the nearest turn
 SAME_SECONDS = 1e-6  # a smaller difference is one of rounding
@@ -24,31 +24,35 @@ def exclusive_turns(turns: Iterable[Turn]) -> list[Turn]:
     Speech recognition writes the words of the speaker who holds the floor, and few of a short
     "yes" beneath them. Of equally long turns, the earlier one keeps the time.
     """
-    free: list[Turn] = []
-    # The longest first; each later one gets the time that is left.
-    by_length = sorted(turns, key=lambda turn: (turn.start - turn.end, turn))
-    for turn in by_length:
-        for part in _without(turn, free):
-            insort(free, part)
-    return free
+
+    def longest_first(turn: Turn) -> tuple[float, Turn]:
+        duration = turn.end - turn.start
+        return -duration, turn
+
+    exclusive: list[Turn] = []
+    # Each turn gets the time that longer ones have left.
+    for turn in sorted(turns, key=longest_first):
+        for part in _without(turn, exclusive):
+            insort(exclusive, part)
+    return exclusive
 
 
 def _without(turn: Turn, taken: Sequence[Turn]) -> list[Turn]:
     """Return the parts of a turn outside of disjoint sorted turns."""
     parts: list[Turn] = []
-    start = turn.start
-    first = bisect_left(taken, turn)
-    # The turn before may end within this one.
-    for other in islice(taken, max(first - 1, 0), None):
-        if other.end <= start:
+    free_from = turn.start  # the times before are taken, or in a part
+    num_before = bisect_left(taken, turn)
+    # The last turn that starts before this one may end within it.
+    for other in islice(taken, max(num_before - 1, 0), None):
+        if other.end <= free_from:
             continue
         if other.start >= turn.end:
             break
-        if other.start > start:
-            parts.append(turn._replace(start=start, end=other.start))
-        start = other.end
-    if start < turn.end:
-        parts.append(turn._replace(start=start))
+        if other.start > free_from:
+            parts.append(turn._replace(start=free_from, end=other.start))
+        free_from = other.end
+    if free_from < turn.end:
+        parts.append(turn._replace(start=free_from))
     return parts
 
 
@@ -70,18 +74,26 @@ def assign_words(
         raise ValueError(f"max_gap: must be seconds from 0 on, got {max_gap}")
     speakers = _Speakers(exclusive_turns(turns), max_gap=max_gap)
     words = list(transcript)
-    # Words may be in any order in their file.
-    timed = [row for row, word in enumerate(words) if word.start is not None]
-    timed.sort(key=lambda row: words[row][:2])
-    for place, row in enumerate(timed):
-        first = words[timed[max(place - 1, 0)]]
-        last = words[timed[min(place + 1, len(timed) - 1)]]
-        speaker = speakers.find(words[row], first, last)
+    # Words may be in any order in their file: sort those with times to find their neighbours.
+    timed_rows = [row for row, word in enumerate(words) if word.has_times]
+    timed_rows.sort(key=lambda row: _times(words[row]))
+    last_place = len(timed_rows) - 1
+    for place, row in enumerate(timed_rows):
+        # The first and the last word are their own neighbours.
+        row_before = timed_rows[max(place - 1, 0)]
+        row_after = timed_rows[min(place + 1, last_place)]
+        speaker = speakers.find(
+            words[row],
+            before=words[row_before],
+            after=words[row_after],
+        )
         words[row] = words[row]._replace(speaker=speaker)
+
+    # Segments whose words all have unknown times.
     speaker_of_cue: dict[int, str | None] = {}
     for cue, (start, end) in transcript.segment_times.items():
         segment = Word(start, end, "")
-        speaker_of_cue[cue] = speakers.find(segment, segment, segment)
+        speaker_of_cue[cue] = speakers.find(segment, before=segment, after=segment)
     for row, word in enumerate(words):
         if word.cue in speaker_of_cue:
             words[row] = word._replace(speaker=speaker_of_cue[word.cue])
@@ -97,27 +109,31 @@ class _Speakers:
         self.start_T = np.array([turn.start for turn in turns])
         self.end_T = np.array([turn.end for turn in turns])
 
-    def find(self, word: Word, first: Word, last: Word) -> str | None:
-        """Return the speaker of a word; first, last: its neighbours in time."""
+    def find(self, word: Word, *, before: Word, after: Word) -> str | None:
+        """Return the speaker of a word; before, after: its neighbours in time."""
         start, end = _times(word)
+        # The more seconds, the better; in a pause, they are negative.
         seconds_of = self._overlaps(start, end)
         if not seconds_of:
-            seconds_of = self._nearest(start, end)
-        best = max(seconds_of.values(), default=0.0)
+            seconds_of = self._minus_gaps(start, end)
+        if not seconds_of:
+            return None
+        best = max(seconds_of.values())
         candidates: list[str] = []
         for speaker, seconds in seconds_of.items():
             if seconds >= best - SAME_SECONDS:
                 candidates.append(speaker)
-        if len(candidates) < 2:
-            return candidates[0] if candidates else None
-        first_start, _ = _times(first)
-        _, last_end = _times(last)
-        around = self._overlaps(min(first_start, start), max(last_end, end))
+
+        # Of several candidates, the one who speaks more in the word and its neighbours.
+        start_before, _ = _times(before)
+        _, end_after = _times(after)
+        seconds_around = self._overlaps(min(start_before, start), max(end_after, end))
         # `max` takes the earlier turn of equal ones.
-        return max(candidates, key=lambda speaker: around.get(speaker, 0.0))
+        return max(candidates, key=lambda speaker: seconds_around.get(speaker, 0.0))
 
     def _overlaps(self, start: float, end: float) -> dict[str, float]:
         """Return speaker -> seconds within an interval, of speakers who speak in it."""
+        # The turns that end after the start and start before the end.
         first = int(np.searchsorted(self.end_T, start, side="right"))
         stop = int(np.searchsorted(self.start_T, end, side="left"))
         seconds_of: dict[str, float] = {}
@@ -128,19 +144,22 @@ class _Speakers:
                 seconds_of[turn.speaker] = so_far + seconds
         return seconds_of
 
-    def _nearest(self, start: float, end: float) -> dict[str, float]:
-        """Return speaker -> minus the seconds to the nearest turns before and after an interval.
+    def _minus_gaps(self, start: float, end: float) -> dict[str, float]:
+        """Return speaker -> minus the seconds to a turn, for the turns next to an interval.
 
-        A word without duration, as whisper has some, is within a turn: it is 0 seconds away.
+        These are the last turn before and the first one after it, if they are at most `max_gap`
+        seconds away. A word without duration, as whisper has some, may be within the second one: it
+        is 0 seconds away.
         """
-        first = int(np.searchsorted(self.end_T, start, side="right"))
-        closeness_of: dict[str, float] = {}
-        for turn in self.turns[max(first - 1, 0) : first + 1]:
+        num_before = int(np.searchsorted(self.end_T, start, side="right"))
+        neighbours = self.turns[max(num_before - 1, 0) : num_before + 1]
+        minus_gap_of: dict[str, float] = {}
+        for turn in neighbours:
             gap = max(turn.start - end, start - turn.end, 0.0)
             if gap <= self.max_gap:
-                so_far = closeness_of.get(turn.speaker, -np.inf)
-                closeness_of[turn.speaker] = max(so_far, -gap)
-        return closeness_of
+                so_far = minus_gap_of.get(turn.speaker, -np.inf)
+                minus_gap_of[turn.speaker] = max(so_far, -gap)
+        return minus_gap_of
 
 
 def _times(word: Word) -> tuple[float, float]:
@@ -151,15 +170,18 @@ def _times(word: Word) -> tuple[float, float]:
 
 def _fill_untimed(words: Sequence[Word]) -> list[Word]:
     """Return words with the speakers of those of unknown times, from their segment."""
-    filled = list(words)
-    rows = range(len(filled))
-    # From the words before, then from those after.
-    for order, step in ((rows, 1), (reversed(rows), -1)):
-        for row in order:
-            word = filled[row]
-            other_row = row - step
-            if word.start is not None or word.speaker is not None:
-                continue
-            if 0 <= other_row < len(filled) and filled[other_row].cue == word.cue:
-                filled[row] = word._replace(speaker=filled[other_row].speaker)
+    from_before = _fill_from_last(words)
+    from_after = _fill_from_last(from_before[::-1])
+    return from_after[::-1]
+
+
+def _fill_from_last(words: Sequence[Word]) -> list[Word]:
+    """Return words; those of unknown times get the speaker of the word before in the list."""
+    filled: list[Word] = []
+    for word in words:
+        if filled and not word.has_times and word.speaker is None:
+            last = filled[-1]
+            if last.cue == word.cue:
+                word = word._replace(speaker=last.speaker)
+        filled.append(word)
     return filled

@@ -42,7 +42,8 @@ from speakerlab.diarization.local_speakers import (
 )
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import Segment, find_segments
-from speakerlab.diarization.transcripts import Transcript, read_transcript
+from speakerlab.diarization.timed_words import Transcript
+from speakerlab.diarization.transcripts import read_transcript
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
 from speakerlab.diarization.words import MAX_GAP_SECONDS, assign_words
 from speakerlab.inference.segmentation import Segmentation

@@ -81,19 +81,25 @@ def add_room_and_noise(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Return a wave in one of the rooms, with one of the noises, which is repeated."""
+    num_samples = len(wave_S)
     room_R = rooms[int(rng.integers(len(rooms)))]
     # The direct sound stays where it is, so that the turns remain true.
     direct = int(np.abs(room_R).argmax())
-    room_R = room_R[max(direct - round(LEAD_SECONDS * RATE), 0) :]
-    lead = int(np.abs(room_R).argmax())
-    reverberant_S = oaconvolve(wave_S, room_R)[lead : lead + len(wave_S)]
+    first = max(direct - round(LEAD_SECONDS * RATE), 0)
+    room_R = room_R[first:]
+    lead = direct - first
+    reverberant_S = oaconvolve(wave_S, room_R)[lead:][:num_samples]
+
     noise_S = noises[int(rng.integers(len(noises)))]
     shift = int(rng.integers(len(noise_S)))
-    noise_S = np.resize(np.roll(noise_S, shift), len(wave_S))
+    shifted_S = np.roll(noise_S, shift)
+    noise_S = np.resize(shifted_S, num_samples)
     # Relative to the mean power of speech, without digital silence between turns.
-    speech_power = np.mean(reverberant_S[wave_S != 0] ** 2)
+    is_speech_S = wave_S != 0
+    speech_power = np.mean(reverberant_S[is_speech_S] ** 2)
     noise_power = max(np.mean(noise_S**2), 1e-12)
-    gain = 10 ** (-rng.uniform(*SNR_DB) / 20) * np.sqrt(speech_power / noise_power)
+    snr_db = rng.uniform(*SNR_DB)
+    gain = 10 ** (-snr_db / 20) * np.sqrt(speech_power / noise_power)
     mixed_S = reverberant_S + gain * noise_S
     return PEAK * mixed_S / np.abs(mixed_S).max()
 

@@ -45,23 +45,35 @@ def speak(speaker: int, take: int) -> np.ndarray:
     rng = np.random.default_rng([speaker, take])
     pitch = 95 + 23 * speaker
     pieces = []
-    for _ in range(int(rng.integers(10, 20))):
-        noise_S = rng.standard_normal(round(RATE * rng.uniform(0.03, 0.08)))
+    num_syllables = int(rng.integers(10, 20))
+    for _ in range(num_syllables):
+        noise_samples = round(RATE * rng.uniform(0.03, 0.08))
+        noise_S = rng.standard_normal(noise_samples)
+        # The difference makes it a fricative, with more power at high frequencies.
         pieces.append(400 * np.diff(noise_S, prepend=0))
-        num_samples = round(RATE * rng.uniform(0.1, 0.25))
-        first, last = rng.uniform(0.85, 1.15, size=2)
-        frequency_S = pitch * np.linspace(first, last, num_samples)
-        phase_S = 2 * np.pi * np.cumsum(frequency_S) / RATE
-        formants = rng.uniform([300, 900, 2200], [850, 2200, 3500])
-        vowel_S = np.zeros(num_samples)
-        for harmonic in range(1, 40):
-            distance = np.abs(harmonic * pitch - formants) / (0.15 * formants)
-            amplitude = (np.array([1.0, 0.5, 0.25]) / (1 + distance**2)).sum()
-            start = rng.uniform(0, 2 * np.pi)
-            vowel_S += amplitude * np.sin(harmonic * phase_S + start)
-        envelope_S = np.sin(np.pi * np.arange(num_samples) / num_samples) ** 0.5
+
+        vowel_samples = round(RATE * rng.uniform(0.1, 0.25))
+        vowel_S = make_vowel(pitch, vowel_samples, rng)
+        place_S = np.arange(vowel_samples) / vowel_samples
+        envelope_S = np.sin(np.pi * place_S) ** 0.5
         pieces.append(3000 * vowel_S * envelope_S)
     return np.concatenate(pieces).astype(np.float32)
+
+
+def make_vowel(pitch: float, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+    """wave_S: the harmonics of a gliding pitch in Hz, with three formants."""
+    first, last = rng.uniform(0.85, 1.15, size=2)
+    frequency_S = pitch * np.linspace(first, last, num_samples)
+    phase_S = 2 * np.pi * np.cumsum(frequency_S) / RATE
+    formants = rng.uniform([300, 900, 2200], [850, 2200, 3500])
+    peaks = np.array([1.0, 0.5, 0.25])  # of the formants, whose widths are 15 %
+    vowel_S = np.zeros(num_samples)
+    for harmonic in range(1, 40):
+        distances = np.abs(harmonic * pitch - formants) / (0.15 * formants)
+        amplitudes = peaks / (1 + distances**2)
+        start = rng.uniform(0, 2 * np.pi)
+        vowel_S += amplitudes.sum() * np.sin(harmonic * phase_S + start)
+    return vowel_S
 
 
 @pytest.fixture(scope="session")

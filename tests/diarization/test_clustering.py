@@ -42,8 +42,9 @@ each_method = pytest.mark.parametrize("method", METHODS_TESTED, ids=IDS)
 
 def parts(*sizes: int, seed: int = 0) -> np.ndarray:
     """Embeddings of speakers with these numbers of windows, one after the other."""
-    speaker_N = np.repeat(np.arange(len(sizes)), sizes)
-    share_NK = np.eye(len(sizes))[speaker_N]
+    num_speakers = len(sizes)
+    speaker_N = np.repeat(np.arange(num_speakers), sizes)
+    share_NK = np.eye(num_speakers)[speaker_N]
     rng = np.random.default_rng(seed)
     return embed(rng, share_NK)
 
@@ -256,9 +257,9 @@ def test_tiny_groups_are_dropped_unless_they_are_needed():
     expected_N = np.repeat([2, 1, 0, -1, -1], sizes)
     assert dropped_N.tolist() == expected_N.tolist()
 
-    # of 33 windows, 3 are enough
-    short_N = group_N[19:]
+    # Of 33 windows, 3 are enough: a tenth.
     short_sizes = [4, 22, 2, 5]
+    short_N = np.repeat([7, 1, 0, -1], short_sizes)
     dropped_N = drop_tiny(short_N, 1)
     expected_N = np.repeat([1, 0, -1, -1], short_sizes)
     assert dropped_N.tolist() == expected_N.tolist()

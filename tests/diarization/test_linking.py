@@ -17,7 +17,10 @@ DIM = 32
 def draw(
     seed: int, num_recordings: int, num_people: int, *, between: float = 0.5
 ) -> tuple[np.ndarray, np.ndarray, csr_array]:
-    """Return unit_ND, person_N and the sparse (N, R) of two to four people in each recording."""
+    """Return unit_ND, person_N and the sparse (N, R) of two to four people in each recording.
+
+    between: share of the variance between people; the rest is noise within them.
+    """
     rng = np.random.default_rng([seed, num_recordings, num_people])
     voice_PD = rng.normal(size=(num_people, DIM))
     people: list[int] = []
@@ -26,15 +29,19 @@ def draw(
         present = rng.choice(num_people, rng.integers(2, 5), replace=False)
         people += present.tolist()
         recordings += [recording] * len(present)
+    # `between` is the share of the variance between people, the rest is within them.
     noise_ND = rng.normal(size=(len(people), DIM))
-    emb_ND = np.sqrt(between) * voice_PD[people] + np.sqrt(1 - between) * noise_ND
-    unit_ND = emb_ND / np.linalg.norm(emb_ND, axis=1, keepdims=True)
-    return unit_ND, np.array(people), apart_of(recordings)
+    voice_ND = voice_PD[people]
+    emb_ND = np.sqrt(between) * voice_ND + np.sqrt(1 - between) * noise_ND
+    norm_N1 = np.linalg.norm(emb_ND, axis=1, keepdims=True)
+    return emb_ND / norm_N1, np.array(people), apart_in(recordings)
 
 
-def apart_of(recordings: list[int]) -> csr_array:
-    places = (np.arange(len(recordings)), recordings)
-    return coo_array((np.ones(len(recordings)), places)).tocsr()
+def apart_in(recordings: list[int]) -> csr_array:
+    """Return the sparse (N, R) with a 1 in the column of each speaker's recording."""
+    num_speakers = len(recordings)
+    rows = np.arange(num_speakers)
+    return coo_array((np.ones(num_speakers), (rows, recordings))).tocsr()
 
 
 def nothing_apart(num_speakers: int) -> csr_array:
@@ -75,7 +82,8 @@ def test_a_speaker_with_twice_the_seconds_counts_as_two():
         threshold=0.3,
         start_N=copied,  # copies are one from the start
     )
-    first_copy_N = np.concatenate([[0], np.cumsum(weight_N)[:-1]])
+    # Weights 3, 1 and 2 have their first copies at 0, 3 and 4.
+    first_copy_N = np.cumsum(weight_N) - weight_N
     found_N = link_speakers(
         unit_ND,
         weight_N.astype(float),
@@ -86,19 +94,30 @@ def test_a_speaker_with_twice_the_seconds_counts_as_two():
 
 
 def test_weights_decide_who_is_linked():
-    # The third has 0.6 with the first and 0.2 with the second, who are one person.
-    cosine_NN = np.array([[1.0, 0.9, 0.6], [0.9, 1.0, 0.2], [0.6, 0.2, 1.0]])
-    equal_N = merge_weighted(cosine_NN, np.ones(3), threshold=0.45)
-    assert equal_N.tolist() == [0, 0, 1]
-    # (3 x 0.6 + 0.2) / 4 = 0.5
-    weighted_N = merge_weighted(cosine_NN, np.array([3.0, 1.0, 1.0]), threshold=0.45)
-    assert weighted_N.tolist() == [0, 0, 0]
+    # The first and the second are one person. The third is like the first, not like the second.
+    cosine_NN = np.array(
+        [
+            [1.0, 0.9, 0.6],
+            [0.9, 1.0, 0.2],
+            [0.6, 0.2, 1.0],
+        ]
+    )
+    threshold = 0.45
+    # The third has a mean cosine of (0.6 + 0.2) / 2 = 0.4 with the two.
+    equal_seconds_N = np.array([1.0, 1.0, 1.0])
+    group_N = merge_weighted(cosine_NN, equal_seconds_N, threshold=threshold)
+    assert group_N.tolist() == [0, 0, 1]
+    # It has (3 * 0.6 + 0.2) / 4 = 0.5 if the first speaks three times as long.
+    seconds_N = np.array([3.0, 1.0, 1.0])
+    group_N = merge_weighted(cosine_NN, seconds_N, threshold=threshold)
+    assert group_N.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_people_are_found(seed):
     unit_ND, person_N, apart = draw(seed, 60, 12, between=0.8)
-    seconds_N = np.random.default_rng(seed).uniform(3, 60, size=len(unit_ND))
+    rng = np.random.default_rng(seed)
+    seconds_N = rng.uniform(3, 60, size=len(unit_ND))
     group_N = link_speakers(unit_ND, seconds_N, apart, threshold=0.45)
     assert renumbered(group_N) == renumbered(person_N)
 

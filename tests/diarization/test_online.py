@@ -4,7 +4,7 @@ import numpy as np
 from conversations import agreement, converse
 
 from speakerlab.diarization.clustering import cluster, unit_rows
-from speakerlab.diarization.local_speakers import Tracks
+from speakerlab.diarization.local_speakers import MIN_ALONE_FRAMES, Tracks
 from speakerlab.diarization.online import MAX_WAIT, OnlineSpeakers
 from speakerlab.diarization.spectral import Spectral
 
@@ -111,21 +111,43 @@ def tracks(*units: np.ndarray, alone: float = 50.0) -> Tracks:
     )
 
 
+# A window with a first speaker at 0 degrees and another voice. Alone, a voice at 55 degrees would
+# belong to the first speaker (cosine 0.57), one at 40 degrees even more so (0.77).
+BOTH = tracks(direction(5), direction(55))
+
+
+def one_speaker(*, max_speakers: int = 20) -> OnlineSpeakers:
+    speakers = OnlineSpeakers(threshold=0.5, max_speakers=max_speakers)
+    speakers.add(direction(0))
+    return speakers
+
+
 def test_two_local_speakers_of_a_window_are_two_speakers():
-    speakers, _ = hear(direction(0)[None])
-    # 55 degrees: alone, this voice would belong to the first speaker (cosine 0.57).
-    both = tracks(direction(55), direction(5))
-    assert speakers.tell_apart(tracks(direction(55))) == []
-    assert speakers.tell_apart(tracks(direction(55), direction(5), alone=20.0)) == []
-    assert speakers.numbers == [0]
-    assert speakers.tell_apart(both) == [1]
+    speakers = one_speaker()
+    assert speakers.tell_apart(BOTH) == [1]
     np.testing.assert_allclose(speakers.direction_KD, [direction(0), direction(55)])
-    # Now the two differ.
-    assert speakers.tell_apart(both) == []
-    # A voice that the segmentation model has divided, and a full list.
-    speakers, _ = hear(direction(0)[None])
-    assert speakers.tell_apart(tracks(direction(40), direction(5))) == []
-    speakers, _ = hear(direction(0)[None], max_speakers=1)
-    assert speakers.tell_apart(both) == []
-    # Before the first embedding, nobody is known.
-    assert OnlineSpeakers(threshold=0.5, max_speakers=2).tell_apart(both) == []
+    # Now the two have different speakers.
+    assert speakers.tell_apart(BOTH) == []
+
+
+def test_local_speakers_with_too_little_speech_alone_do_not_count():
+    speakers = one_speaker()
+    short = tracks(direction(5), direction(55), alone=MIN_ALONE_FRAMES - 1)
+    assert speakers.tell_apart(short) == []
+    # A single one may be of any speaker.
+    assert speakers.tell_apart(tracks(direction(55))) == []
+    assert speakers.numbers == [0]
+
+
+def test_a_voice_that_the_segmentation_model_has_divided_is_one_speaker():
+    divided = tracks(direction(5), direction(40))
+    assert one_speaker().tell_apart(divided) == []
+
+
+def test_local_speakers_add_no_speaker_beyond_the_maximum():
+    assert one_speaker(max_speakers=1).tell_apart(BOTH) == []
+
+
+def test_local_speakers_add_nobody_before_the_first_embedding():
+    speakers = OnlineSpeakers(threshold=0.5, max_speakers=2)
+    assert speakers.tell_apart(BOTH) == []

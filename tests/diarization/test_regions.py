@@ -198,10 +198,13 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 def test_bounds_are_rounded_to_milliseconds(tmp_path):
-    turns = [Turn(0, 1.0004, "x"), Turn(1.0004, 2.0008, "x")]
-    regions.write_rttm(tmp_path / "a", {"a": turns})
+    path = tmp_path / "a.rttm"
+    first = Turn(0, 1.0004, "x")
+    second = Turn(1.0004, 2.0008, "x")
+    regions.write_rttm(path, {"a": [first, second]})
+    # They still touch.
     rounded = [Turn(0, 1, "x"), Turn(1, 2.001, "x")]
-    assert read_rttm(tmp_path / "a")["a"] == rounded
+    assert read_rttm(path)["a"] == rounded
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from conversations import converse
 
 from speakerlab.diarization.regions import Turn
 from speakerlab.diarization.resegmentation import Segment
-from speakerlab.diarization.transcripts import Transcript, Word
+from speakerlab.diarization.timed_words import Transcript, Word
 from speakerlab.diarization.words import assign_words, exclusive_turns
 from speakerlab.inference.diarize import Diarization
 
@@ -34,22 +34,27 @@ def speak(seed: int) -> tuple[list[Turn], list[Word], list[str]]:
     for turn in turns:
         start = turn.start
         while turn.end - start > 0.1:
-            word_end = min(start + float(rng.uniform(0.1, 0.6)), turn.end)
-            others = {
+            duration = float(rng.uniform(0.1, 0.6))
+            word_end = min(start + duration, turn.end)
+            present_speakers = {
                 other.speaker
                 for other in turns
                 if other.start < word_end and other.end > start
             }
-            low, high = sorted([start, word_end] + rng.normal(0, JITTER_SECONDS, 2))
-            if others == {turn.speaker}:
-                words.append(Word(max(low, 0.0), max(high, 0.0), "word"))
+            exact_times = np.array([start, word_end])
+            jitter = rng.normal(0, JITTER_SECONDS, size=2)
+            inexact_times = np.sort(exact_times + jitter).clip(min=0.0)
+            if present_speakers == {turn.speaker}:
+                low, high = inexact_times.tolist()
+                words.append(Word(low, high, "word"))
                 speakers.append(turn.speaker)
             start = word_end
     return turns, words, speakers
 
 
 def test_words_get_their_speaker():
-    num_right = num_words = 0
+    num_right = 0
+    num_words = 0
     for seed in range(NUM_CONVERSATIONS):
         turns, words, speakers = speak(seed)
         result = assign_words(Transcript(words), turns)
@@ -66,8 +71,9 @@ def test_words_get_their_speaker():
 def test_true_times_are_always_right():
     turns = converse(0, 3).turns
     words = [Word(turn.start, turn.end, "word") for turn in turns]
+    speakers = [turn.speaker for turn in turns]
     result = assign_words(Transcript(words), turns)
-    assert [word.speaker for word in result] == [turn.speaker for turn in turns]
+    assert [word.speaker for word in result] == speakers
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -76,55 +82,69 @@ def test_exclusive_turns_are_those_of_a_grid(seed):
     rng = np.random.default_rng(seed)
     turns = []
     for number in range(40):
-        start, length = rng.integers(0, 3000), rng.integers(1, 600)
-        turns.append(Turn(start / 100, (start + length) / 100, f"s{number % 4}"))
-    free = exclusive_turns(turns)
-    for first, second in zip(free, free[1:]):
+        start_frame = rng.integers(0, 3000)
+        end_frame = start_frame + rng.integers(1, 600)
+        turns.append(Turn(start_frame / 100, end_frame / 100, f"s{number % 4}"))
+    exclusive = exclusive_turns(turns)
+    for first, second in zip(exclusive, exclusive[1:]):
         assert first.end <= second.start
+
+    def longest_first(turn: Turn) -> tuple[float, Turn]:
+        # Rounded, so that turns of as many frames are equally long.
+        return -round(turn.end - turn.start, 9), turn
+
     for frame in range(3700):
-        now = (frame + 0.5) / 100
-        there = [turn for turn in turns if turn.start < now < turn.end]
-        found = [turn.speaker for turn in free if turn.start < now < turn.end]
-        there.sort(key=lambda turn: (round(turn.start - turn.end, 9), turn))
-        assert found == [turn.speaker for turn in there[:1]]
+        middle = (frame + 0.5) / 100
+        present = [turn for turn in turns if turn.start < middle < turn.end]
+        present.sort(key=longest_first)
+        expected = [turn.speaker for turn in present[:1]]
+        found = [turn.speaker for turn in exclusive if turn.start < middle < turn.end]
+        assert found == expected
 
 
-A, B = Turn(0, 2, "a"), Turn(4, 6, "b")
+A = Turn(0, 2, "a")
+B = Turn(4, 6, "b")
 
 
 @pytest.mark.parametrize(
-    ("word", "speaker"),
+    ("start", "end", "speaker"),
     [
-        ((1.8, 2.1), "a"),
-        ((1.9, 4.3), "b"),  # 0.1 s and 0.3 s
-        ((2.5, 2.7), "a"),  # in the pause, 0.5 s away
-        ((3.4, 3.6), "b"),
-        ((1, 1), "a"),  # without duration
-        ((6.9, 7.5), "b"),
-        ((7.1, 7.5), None),
-        ((900, 901), None),  # beyond the end
+        (1.8, 2.1, "a"),
+        (1.9, 4.3, "b"),  # 0.1 s of A and 0.3 s of B
+        (2.5, 2.7, "a"),  # in the pause, 0.5 s after A
+        (3.4, 3.6, "b"),  # in the pause, 0.4 s before B
+        (1, 1, "a"),  # without duration
+        (6.9, 7.5, "b"),  # 0.9 s after B
+        (7.1, 7.5, None),  # 1.1 s after B, more than MAX_GAP_SECONDS
+        (900, 901, None),  # beyond the end
     ],
 )
-def test_cases_by_hand(word, speaker):
-    (result,) = assign_words(Transcript([Word(word[0], word[1], "x")]), [A, B])
+def test_cases_by_hand(start, end, speaker):
+    transcript = Transcript([Word(start, end, "x")])
+    (result,) = assign_words(transcript, [A, B])
     assert result.speaker == speaker
 
 
 def test_the_gap_is_a_choice():
+    # 0.5 s after A.
     words = Transcript([Word(2.5, 2.7, "x")])
-    assert assign_words(words, [A, B], max_gap=0.4).words[0].speaker is None
+    (word,) = assign_words(words, [A, B], max_gap=0.4)
+    assert word.speaker is None
     with pytest.raises(ValueError, match="max_gap: must be seconds from 0 on, got nan"):
         assign_words(words, [A], max_gap=float("nan"))
 
 
 def test_a_tie_is_decided_by_the_neighbours():
     turns = [Turn(0, 2, "a"), Turn(2, 4, "b")]
+    # 0.2 s of each speaker.
     tie = Word(1.8, 2.2, "x")
-    after = assign_words(Transcript([tie, Word(2.2, 2.6, "y")]), turns)
-    before = assign_words(Transcript([tie, Word(1.2, 1.8, "y")]), turns)
-    assert [word.speaker for word in after] == ["b", "b"]
-    # also shows that words may be in any order
-    assert [word.speaker for word in before] == ["a", "a"]
+    word_of_b = Word(2.2, 2.6, "y")
+    result = assign_words(Transcript([tie, word_of_b]), turns)
+    assert [word.speaker for word in result] == ["b", "b"]
+    # Words may be in any order: this one is before the tie.
+    word_of_a = Word(1.2, 1.8, "y")
+    result = assign_words(Transcript([tie, word_of_a]), turns)
+    assert [word.speaker for word in result] == ["a", "a"]
 
 
 def test_words_without_times_follow_their_segment():
@@ -140,12 +160,15 @@ def test_words_without_times_follow_their_segment():
 
 def test_a_diarization_assigns_words():
     segment = Segment(0.0, 2.0, "Ann Lee", confidence=1.0)
-    found = Diarization("talk", seconds=3.0, segments=[segment], speakers={})
-    result = found.assign_words([{"start": 0, "end": 1, "text": " hello"}])
+    diarization = Diarization("talk", seconds=3.0, segments=[segment], speakers={})
+    segments = [{"start": 0, "end": 1, "text": " hello"}]
+    result = diarization.assign_words(segments)
     assert [word.speaker for word in result] == ["Ann Lee"]
     assert result.to_json()[0]["speaker"] == "Ann Lee"
-    (far,) = found.assign_words([{"start": 2.5, "end": 2.9, "text": "x"}], max_gap=0.1)
-    assert far.speaker is None
+    # 0.5 s after the turn.
+    segments = [{"start": 2.5, "end": 2.9, "text": "x"}]
+    (word,) = diarization.assign_words(segments, max_gap=0.1)
+    assert word.speaker is None
 
 
 def test_nothing_gives_nothing():
