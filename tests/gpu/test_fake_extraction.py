@@ -94,6 +94,6 @@ def test_reading_them_at_once_is_found(extract, monkeypatch):
             ready.synchronize()
             yield from batch
 
-    monkeypatch.setattr(batches, "_one_late", at_once)
+    monkeypatch.setattr(batches, "_one_pass_late", at_once)
     with pytest.raises(Fault, match="host read"):
         extract()
