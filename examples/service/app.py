@@ -108,9 +108,22 @@ def from_environment() -> FastAPI:
         model = speakerlab.load(settings.model, device=settings.device)
         return create_app(settings, model)
     except (ValueError, OSError, sqlite3.Error) as error:
-        log.error("%s", error)
+        log.error("%s", explain(error))
         # uvicorn does not start such a worker again.
         sys.exit(STARTUP_FAILURE)
+
+
+def explain(error: Exception) -> str:
+    """Return the problem in one line; of a file that cannot be used, with its path."""
+    # Errors of the system have an errno; those of the library have only a message.
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    where = error.filename or "a file"
+    reason = (error.strerror or str(error)).lower()
+    return (
+        f"{where}: cannot be used ({reason}); check the disk, and the permissions of the"
+        " user who runs the service"
+    )
 
 
 def _end_with_parent() -> None:

@@ -46,7 +46,7 @@ import speakerlab
 from examples.service import load_test
 from examples.service import recordings as uploads
 from examples.service.__main__ import main
-from examples.service.app import create_app
+from examples.service.app import create_app, from_environment
 from examples.service.database import BUSY_SECONDS
 from examples.service.enrolments import Enrolments
 from examples.service.jobs import Jobs
@@ -1214,6 +1214,25 @@ def test_a_folder_that_cannot_be_used_names_its_setting(tmp_path):
     for folder in (file, file / "below", Path("/proc/x")):
         with pytest.raises(ValueError, match=r"^folder \(SERVE_FOLDER\): .*; choose"):
             prepare_folder(folder)
+
+
+def test_a_model_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, caplog):
+    # The tests may be run by root, who can read every file.
+    def load(*arguments: object, **options: object) -> None:
+        path = "/model/embedder.safetensors"
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(speakerlab, "load", load)
+    monkeypatch.setenv("SERVE_MODEL", "/model")
+    monkeypatch.setenv("SERVE_FOLDER", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        from_environment()
+    assert ended.value.code == 3
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "/model/embedder.safetensors: cannot be used (permission denied); check the disk,"
+        " and the permissions of the user who runs the service"
+    )
 
 
 def test_an_address_that_cannot_be_used_names_host_and_port(tmp_path):
