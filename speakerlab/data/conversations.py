@@ -47,11 +47,12 @@ class FrameGrid(NamedTuple):
 
     def covered(self, start: float, end: float) -> slice:
         """Return the frames whose middle is from sample `start` to before `end`."""
-        bounds = np.array([start, end])
-        # The first frame at or after a sample.
-        frames = np.ceil((bounds - self.first) / self.hop)
-        begin, stop = np.clip(frames, 0, self.num_frames)
-        return slice(int(begin), int(stop))
+        return slice(self._first_from(start), self._first_from(end))
+
+    def _first_from(self, sample: float) -> int:
+        """Return the first frame whose middle is at a sample or after it; else `num_frames`."""
+        frame = math.ceil((sample - self.first) / self.hop)
+        return min(max(frame, 0), self.num_frames)
 
 
 class LocalTurn(NamedTuple):

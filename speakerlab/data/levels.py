@@ -319,12 +319,16 @@ def _is_tone(power_NF: np.ndarray) -> bool:
     Each spectrum has lines of its own, because a chirp has other lines at another time. The median
     leaves out the spectra at the ends of dialled digits.
     """
-    total_N = power_NF.sum(axis=1)
-    is_loud_N = total_N > 10 ** (-NEAR_LOUDEST_DB / 10) * total_N.max()
-    ascending_NF = np.sort(power_NF[is_loud_N], axis=1)
-    num_lines = round(LINES_SHARE * ascending_NF.shape[1])
-    lines_N = ascending_NF[:, -num_lines:].sum(axis=1)
-    return bool(np.median(lines_N / total_N[is_loud_N]) > MIN_TONE_POWER)
+    power_N = power_NF.sum(axis=1)
+    lowest_power = power_N.max() * 10 ** (-NEAR_LOUDEST_DB / 10)
+    is_loud_N = power_N > lowest_power
+    loud_NF = power_NF[is_loud_N]
+
+    num_lines = round(LINES_SHARE * loud_NF.shape[1])
+    ascending_NF = np.sort(loud_NF, axis=1)
+    strongest_NF = ascending_NF[:, -num_lines:]
+    share_N = strongest_NF.sum(axis=1) / power_N[is_loud_N]
+    return bool(np.median(share_N) > MIN_TONE_POWER)
 
 
 # At most 4.7 % of the samples of speech are near the peak, in 99 % of the recordings 0.6 %. At

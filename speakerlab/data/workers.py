@@ -183,8 +183,8 @@ def _batches_of(
 def _end(batches: Iterator[Batch], workers: Sequence[BaseProcess]) -> None:
     """End the workers of an iterator of torch, also while an error still refers to it.
 
-    If the garbage collector drops the iterator instead, the workers are never told to end. At its
-    own exit Python would send them SIGTERM, which they ignore, and wait for them for ever.
+    Without this call, a garbage collector that drops the iterator would leave the workers running.
+    At its exit, Python sends them SIGTERM, which they ignore, and would wait for ever.
     """
     if workers:
         iterator: Any = batches

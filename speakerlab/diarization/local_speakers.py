@@ -240,9 +240,9 @@ def cluster_tracks(
 ) -> Clusters:
     """Find the speakers of a recording as `cluster` does, and more if they are too few.
 
-    A pair of tracks of one window is told apart if their nearest speakers differ. More speakers are
-    used if, for each additional one, a share of PAIRS_PER_SPEAKER more of the pairs is told apart:
-    of 40 pairs, 2 more speakers must tell apart more than 10 more.
+    Two tracks of one window are two people, so a pair of them should have different nearest
+    speakers. Each additional speaker has a price: it must separate PAIRS_PER_SPEAKER of all pairs
+    in addition. For example, of 40 pairs, 2 additional speakers must separate over 10 more.
     """
     best = cluster(
         emb_ND,
@@ -258,7 +258,7 @@ def cluster_tracks(
     num_found = len(best.centre_KD)
     most = min(max_speakers, len(emb_ND))
     for num_speakers in range(num_found + 1, most + 1):
-        # With so many speakers, the cost is not lower even if all pairs are told apart.
+        # The price of so many speakers is too high, even if they separated all pairs.
         if PAIRS_PER_SPEAKER * num_speakers >= best_cost:
             break
         clusters = cluster(

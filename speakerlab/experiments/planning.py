@@ -259,7 +259,7 @@ def _smaller_micro_batch(memory: Memory, max_crops: int) -> list[str]:
 def why_fewer(memory: Memory, batch: BatchPlan, max_crops: int) -> str:
     """Return why a rank has fewer crops than `training.bn_batch`, and what changes it.
 
-    max_crops: those that fit on every rank. Empty if memory is not the reason.
+    max_crops: number of crops that fit on every rank. Returns "" if memory is not the reason.
     """
     bn_batch = memory.config.training.bn_batch
     if memory.is_configured or bn_batch is None:

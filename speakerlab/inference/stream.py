@@ -488,8 +488,8 @@ class _Live:
     ) -> tuple[list[Region], list[np.ndarray]]:
         """Return the windows, up to `until` or later, and unit_D of each.
 
-        The full windows of a region that goes on may end before; then the window that ends with the
-        region so far is one more.
+        While a region goes on, only its full windows are stored. If they end before `until`, the
+        window that ends where the region ends so far is added.
         """
         windows = list(self._windows)
         units = list(self._units)

@@ -73,9 +73,13 @@ def test_both_channels_at_the_same_time_have_speech():
     assert first == [(0.0, 12.0)]
     assert second == [(3.0, 6.0)]
 
-    # Cross-talk below the agent's speech changes nothing.
+
+def test_cross_talk_below_the_speech_of_a_channel_leaves_that_speech():
+    caller_S = make_speaker(0, (0, 12))
+    agent_S = 0.2 * make_speaker(1, (3, 6))
     heard_S = agent_S + leak(caller_S, 0.03)
-    _, second = own_regions(caller_S, heard_S, [(0.0, 12.0)], [(0.0, 12.0)])
+    whole = [(0.0, 12.0)]
+    _, second = own_regions(caller_S, heard_S, whole, whole)
     np.testing.assert_allclose(second, [(3.0, 6.0)], atol=0.25)
 
 

@@ -28,13 +28,20 @@ SERVICE = ROOT / "examples/service"
 
 def read_instructions() -> list[tuple[str, str]]:
     """Return pairs such as ("WORKDIR", "/app"), with continued lines joined."""
-    text = (SERVICE / "Dockerfile").read_text(encoding="utf-8")
-    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [(word, rest.strip()) for word, _, rest in (x.partition(" ") for x in lines)]
+    dockerfile = SERVICE / "Dockerfile"
+    text = dockerfile.read_text(encoding="utf-8")
+    without_comments = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    joined = without_comments.replace("\\\n", " ")
+    instructions: list[tuple[str, str]] = []
+    for line in joined.splitlines():
+        if line.strip():
+            word, _, rest = line.partition(" ")
+            instructions.append((word, rest.strip()))
+    return instructions
 
 
 def all_of(name: str) -> list[str]:
+    """Return what follows this word, such as ENV, of each of its instructions."""
     return [rest for word, rest in read_instructions() if word == name]
 
 
@@ -44,8 +51,12 @@ def only(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    pairs = [pair.split("=", 1) for rest in all_of("ENV") for pair in shlex.split(rest)]
-    return {name: value for name, value in pairs}
+    values: dict[str, str] = {}
+    for rest in all_of("ENV"):
+        for pair in shlex.split(rest):
+            name, _, value = pair.partition("=")
+            values[name] = value
+    return values
 
 
 def read_guide() -> str:
