@@ -532,7 +532,8 @@ def test_a_student_lives_in_its_teachers_space(begin, teacher, tmp_path):
 
 def test_several_teachers_make_one_target(begin, teacher, publish_to):
     second, _, _ = publish_to("second", "seed=7")
-    training = begin("exp", UTTERANCE, teachers=[teacher, second])
+    speeds = "augment.speeds=[1.0,1.25]"
+    training = begin("exp", UTTERANCE, speeds, teachers=[teacher, second])
     batch = first_inputs(training).batch
     assert batch.target_BD.shape == (8, 24 + 16)
     first_norm_B = batch.target_BD[:, :24].norm(dim=1)
@@ -551,11 +552,13 @@ def test_an_exported_teacher_gives_the_same_targets(begin, teacher, tmp_path):
 
     file = tmp_path / "teacher.onnx"
     export_onnx(teacher, file)
+    speeds = "augment.speeds=[1.0,1.25]"
     for number, targets in enumerate((UTTERANCE, CLEAN)):
-        ours = first_inputs(begin(f"ours{number}", targets)).batch
+        ours = first_inputs(begin(f"ours{number}", targets, speeds)).batch
         # The tables of both are of one sha256: computed again for the file.
         shutil.rmtree(tmp_path / "targets", ignore_errors=True)
-        exported = first_inputs(begin(f"file{number}", targets, teachers=[file])).batch
+        from_file = begin(f"file{number}", targets, speeds, teachers=[file])
+        exported = first_inputs(from_file).batch
         torch.testing.assert_close(
             exported.target_BD, ours.target_BD, rtol=1e-3, atol=1e-4
         )
