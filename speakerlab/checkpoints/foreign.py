@@ -125,8 +125,6 @@ def _import_embedder(
     """Import the tensors of an embedder; the arguments are those of `import_checkpoint`."""
     file = checkpoint.file
     foreign = _read_toolkit_config(config_file)
-
-    head_CD = tensors.get(f"{PROJECTION}weight")
     kind = kind_of(tensors, foreign)
     if kind is not None:
         return _import_over_pretrained(
@@ -145,30 +143,19 @@ def _import_embedder(
     for name, tensor in tensors.items():
         if not name.startswith(PROJECTION):
             backbone[name] = tensor
-    shapes = _shapes_of(backbone)
-    feat_dim = foreign.feat_dim
-    mel_shape = shapes.get(MELS)
-    if mel_shape:
-        feat_dim = mel_shape[0]
-    toolkits = _possible_toolkits(
+    recognised, feat_dim = _recognise(
+        backbone,
         foreign,
-        frontend,
-        file,
-        has_projection=len(backbone) < len(tensors),
-    )
-    recognised = recognise(
-        shapes,
-        toolkits=toolkits,
-        pooling=foreign.pooling,
-        feat_dim=feat_dim,
+        frontend=frontend,
+        file=file,
         where=str(path),
+        has_projection=len(backbone) < len(tensors),
     )
     if frontend is None and foreign.toolkit is None:
         _warn_of_doubt(recognised, path, checkpoint.other_config)
 
     # No tensor shows the features, except in files of ReDimNet2's authors.
     toolkit = recognised.row.toolkit
-    title = recognised.row.title()
     folder = file.absolute().parent
     features = frontend or frontend_of(toolkit, folder=folder)
     fbank_name = "tfmel" if MELS in backbone else features
@@ -181,23 +168,17 @@ def _import_embedder(
     )
     embedder = build_embedder(our_config)
     foreign.check_size(embedder.embed_dim)
-    # Tensors of the checkpoint that have no part in the embedding are left out.
-    state: dict[str, Tensor] = {}
-    for name, published_name in recognised.names.items():
-        state[name] = backbone[published_name]
-    # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
-    missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
-    assert not unexpected, unexpected
-    for name in missing:
-        assert name.endswith(COUNTER), missing
+    _load_backbone(embedder, backbone, recognised.names)
 
     # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
+    head_CD = tensors.get(f"{PROJECTION}weight")
     if checkpoint.classifier is not None:
         head_CD = read_tensors(checkpoint.classifier).get("weight")
     head_state, classes = _head_of(our_config, embedder, foreign, head_CD, speakers)
     head = "no head (see --speakers)"
     if head_state:
         head = f"head of {count_of(len(classes), 'speaker')}"
+    title = recognised.row.title()
     log.info(
         "%s: %s, features of %s, %s",
         file.name,
@@ -226,6 +207,53 @@ def _import_embedder(
         force=force,
     )
     return load_published(out)
+
+
+def _recognise(
+    backbone: Mapping[str, Tensor],
+    foreign: ForeignConfig,
+    *,
+    frontend: Toolkit | None,
+    file: Path,
+    where: str,
+    has_projection: bool,
+) -> tuple[Recognised, int]:
+    """Return the network that has these tensors, and how many features it takes."""
+    shapes = _shapes_of(backbone)
+    feat_dim = foreign.feat_dim
+    mel_shape = shapes.get(MELS)
+    if mel_shape:
+        feat_dim = mel_shape[0]
+    recognised = recognise(
+        shapes,
+        toolkits=_possible_toolkits(
+            foreign,
+            frontend,
+            file,
+            has_projection=has_projection,
+        ),
+        pooling=foreign.pooling,
+        feat_dim=feat_dim,
+        where=where,
+    )
+    return recognised, feat_dim
+
+
+def _load_backbone(
+    embedder: Embedder, backbone: Mapping[str, Tensor], names: Mapping[str, str]
+) -> None:
+    """Load a recognised backbone; names: our name of a tensor -> the published one.
+
+    Tensors of the checkpoint that have no part in the embedding are left out.
+    """
+    state: dict[str, Tensor] = {}
+    for name, published_name in names.items():
+        state[name] = backbone[published_name]
+    # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
+    missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+    assert not unexpected, unexpected
+    for name in missing:
+        assert name.endswith(COUNTER), missing
 
 
 def _head_of(
