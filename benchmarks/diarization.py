@@ -244,8 +244,8 @@ def score_labels(
     from speakerlab.diarization.regions import Turn, merge_regions, read_rttm
     from speakerlab.diarization.resegmentation import find_segments
     from speakerlab.diarization.scoring import score_recordings, total
-    from speakerlab.inference.diarize import embed_windows
     from speakerlab.inference.speaker_model import load_model
+    from speakerlab.inference.speech_windows import embed_windows
 
     names = {method: f"cluster.{method}.{folder.name}" for method in METHODS}
     if not any(wants(options, name) for name in names.values()):

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
     # The imports load scipy, which `--help` does not need.
     from speakerlab.experiments import linking
-    from speakerlab.inference.diarize import check_enrolled
+    from speakerlab.inference.known_speakers import check_enrolled
     from speakerlab.inference.speaker_model import load_model
 
     linking.refuse_other_folder(args.out, args.folders)

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from speakerlab.core.atomic import replacing_folder, write_json, write_text
 from speakerlab.core.reading import keys, read_json
+from speakerlab.data.tables import one_word
 from speakerlab.diarization.regions import write_rttm
 from speakerlab.experiments.report import render
 from speakerlab.experiments.timeline import clock
-from speakerlab.inference.diarize import one_word
 from speakerlab.inference.link import Identity, Key, Linked, Result
 
 log = logging.getLogger(__name__)

@@ -1,19 +1,16 @@
 """Speaker diarization of a recording: who spoke when.
 
-Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. Samples are kept in a
-temporary file, so in memory only the embeddings, and the probabilities of a segmentation model,
-grow with the recording. The first three depend on the audio: `_embed_waves`; the others on all
-embeddings of a recording: `_find_speakers`.
+Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. The first three depend
+on the audio (speech_windows.py), the others on all embeddings of a recording: `_find_speakers`.
+Speakers may be named after enrolled ones (known_speakers.py).
 Letters: N windows, S samples, K clusters, D embedding dimensions.
 """
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +21,7 @@ from speakerlab.data.convert import (
     spool_wave,
     warn_of_levels,
 )
-from speakerlab.diarization.channels import remove_cross_talk
+from speakerlab.data.tables import one_word
 from speakerlab.diarization.clustering import (
     MAX_SPEAKERS,
     Clusters,
@@ -34,36 +31,34 @@ from speakerlab.diarization.clustering import (
 )
 from speakerlab.diarization.local_speakers import (
     Activity,
-    LocalSpeakers,
     cluster_tracks,
     find_activity,
     find_tracks,
     match_tracks,
 )
-from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
+from speakerlab.diarization.regions import Region, Turn, format_rttm
 from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.timed_words import Transcript
 from speakerlab.diarization.transcripts import read_transcript
-from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
+from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
 from speakerlab.diarization.words import MAX_GAP_SECONDS, assign_words
+from speakerlab.inference.known_speakers import (
+    Match,
+    Model,
+    check_enrolled,
+    match_enrolled,
+)
 from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.speech import find_speech, is_other_sound
+from speakerlab.inference.speech_windows import (
+    SpeechWindows,
+    embed_waves,
+    open_segmentation,
+)
 
 log = logging.getLogger(__name__)
-Model = Any  # a SpeakerModel, whose module imports this one
-Read = Callable[[], np.ndarray]  # returns the samples of a window
 # By its energy; a segmentation model that finds none of so much speech is warned of.
 MUCH_SPEECH_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class Match:
-    """Best match of a speaker of a recording among the enrolled speakers."""
-
-    name: str
-    score: float
-    threshold: float
-    is_known: bool  # the score reaches the threshold: the speaker gets this name
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +167,7 @@ def diarize(
     `Ahc(threshold=0.5)` or a `Vbx` (None: the method in `model.tuning`). recording: name in RTTM
     (None: the name of the file, without ending). segmentation: a model, opened or as a path, that
     finds speech, also of two speakers at the same time; `overlap` is its earlier name. vad,
-    regions, window_seconds, step_seconds, progress: see `embed_windows`.
+    regions, window_seconds, step_seconds, progress: see `speech_windows.embed_windows`.
     channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
     apart, as for calls, and all other options are for each channel.
     Speakers are "speaker1", "speaker2", ..., in order of appearance; with "each" "channel1", or
@@ -208,7 +203,7 @@ def diarize(
         recording = Path(name_of(audio)).stem
     waves = _spool(audio, channels, model.sample_rate, sample_rate)
     segmentation = overlap if segmentation is None else segmentation
-    speech_of_waves = _embed_waves(
+    speech_of_waves = embed_waves(
         model,
         list(waves.values()),
         vad=vad,
@@ -282,7 +277,9 @@ def _spool(
 
 
 def _warn_of_missed_speech(
-    model: Model, waves: Mapping[str, np.ndarray], speech_of_waves: Sequence["Embedded"]
+    model: Model,
+    waves: Mapping[str, np.ndarray],
+    speech_of_waves: Sequence[SpeechWindows],
 ) -> bool:
     """Warn of waves with much speech in which the segmentation model found none.
 
@@ -338,7 +335,7 @@ def _join_channels(
 
 
 def _find_speakers(
-    speech: "Embedded",
+    speech: SpeechWindows,
     clustering: Method,
     *,
     min_speakers: int,
@@ -372,7 +369,7 @@ def _find_speakers(
 
 
 def _cluster(
-    speech: "Embedded",
+    speech: SpeechWindows,
     clustering: Method,
     *,
     min_speakers: int,
@@ -425,19 +422,6 @@ def _number_by_appearance(
     return _rename(segments, new_names), speakers
 
 
-def open_segmentation(
-    segmentation: Segmentation | Path | str | None,
-) -> Segmentation | None:
-    """Return a segmentation model, opened if it is a path; ValueError for something else."""
-    if isinstance(segmentation, str | Path):
-        return Segmentation(segmentation)
-    if not isinstance(segmentation, Segmentation | None):
-        raise ValueError(
-            f"segmentation: must be a model or its path, got {segmentation!r}"
-        )
-    return segmentation
-
-
 def _rename(segments: Iterable[Segment], names: Mapping[str, str]) -> list[Segment]:
     """Return segments with the speaker names replaced."""
     renamed: list[Segment] = []
@@ -458,38 +442,6 @@ def _check_types(known: Any, **numbers: Any) -> None:
         is_number = isinstance(number, int | np.integer)
         if number is not None and not is_number:
             raise ValueError(f"{name}: must be a whole number, got {number!r}")
-
-
-def check_enrolled(model: Model) -> None:
-    """Raise ValueError if a model cannot name speakers after enrolled ones."""
-    if not model.speakers:
-        raise ValueError("known: no speaker is enrolled; enrol some first")
-    if model.enrolled_by != model.sha256:
-        raise ValueError(
-            "known: the speakers were enrolled by another model, for whose scores there"
-            " is no threshold; enrol them with this model"
-        )
-    if model.calibration is None:
-        raise ValueError(
-            "known: the model has no calibration of verification to decide who is"
-            " known; run `speakerlab calibrate --model MODEL --data DIR`"
-        )
-    # In RTTM, blanks in names become "_", and unknown speakers are called speaker1, speaker2, ...
-    first_with_word: dict[str, str] = {}
-    for name in model.speakers:
-        first_name = first_with_word.setdefault(one_word(name), name)
-        is_taken = first_name != name
-        if is_taken or re.fullmatch(r"speaker\d+|channel\d+(-.*)?", name):
-            owner = f"'{first_name}'" if is_taken else "unknown speakers"
-            raise ValueError(
-                f"known: '{name}' and {owner} have the same name in RTTM; enrol the"
-                " speaker under another name"
-            )
-
-
-def one_word(name: str) -> str:
-    """Return a name for RTTM, in which names have no blanks."""
-    return "_".join(name.split())
 
 
 def name_known(
@@ -541,196 +493,3 @@ def name_known(
         matches=renamed_matches,
         channel_of=renamed_channels,
     )
-
-
-def match_enrolled(
-    embeddings: Mapping[str, np.ndarray],
-    model: Model,
-    *,
-    far: float | None = None,
-    threshold: float | None = None,
-) -> dict[str, Match]:
-    """Return the match of each of several different speakers among the enrolled ones.
-
-    embeddings: name -> (D,). threshold: a cosine, instead of the calibrated one. The pairs with the
-    best scores are matched first; each enrolled speaker is known once. The match of an unknown
-    speaker is the one with the best score.
-    """
-    # All pairs of a speaker and an enrolled speaker, best score first.
-    pairs: list[tuple[str, Match]] = []
-    for name, emb_D in embeddings.items():
-        identification = model.rank(emb_D, far=far, threshold=threshold)
-        decided_at = identification.threshold  # not None: see `check_enrolled`
-        for enrolled_name, score in identification.ranking:
-            match = Match(
-                name=enrolled_name,
-                score=score,
-                threshold=decided_at,
-                is_known=score >= decided_at,
-            )
-            pairs.append((name, match))
-    # The sort is stable: equal scores stay in the order of appearance.
-    pairs.sort(key=lambda pair: -pair[1].score)
-
-    # Two speakers never get the same name: the better score wins.
-    matches: dict[str, Match] = {}
-    taken: set[str] = set()
-    for name, match in pairs:
-        if not match.is_known:
-            continue
-        if name not in matches and match.name not in taken:
-            matches[name] = match
-            taken.add(match.name)
-    # The match of the others is the best score, which comes first.
-    for name, match in pairs:
-        unknown = replace(match, is_known=False)
-        matches.setdefault(name, unknown)
-    return matches
-
-
-class Embedded(NamedTuple):
-    """Speech regions of a recording, and the embeddings of their windows."""
-
-    seconds: float  # length of the recording
-    regions: list[Region]
-    windows: list[Region]
-    emb_ND: np.ndarray
-    local: LocalSpeakers | None  # with a segmentation model
-
-
-def embed_windows(
-    model: Model,
-    audio: Any,
-    sample_rate: int | None = None,
-    *,
-    vad: str | None = None,
-    segmentation: Segmentation | None = None,
-    regions: Sequence[Region] | None = None,
-    window_seconds: float = WINDOW_SECONDS,
-    step_seconds: float = STEP_SECONDS,
-    progress: bool = False,
-) -> Embedded:
-    """Embed the windows of the speech of a recording.
-
-    regions: speech regions, in seconds (None: use `vad`). vad: "energy" or "silero" (None: the
-    segmentation model if there is one, else "energy"). progress: show a bar on a terminal.
-    """
-    rate = model.sample_rate
-    wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
-    (embedded,) = _embed_waves(
-        model,
-        [wave_S],
-        vad=vad,
-        segmentation=segmentation,
-        regions=regions,
-        window_seconds=window_seconds,
-        step_seconds=step_seconds,
-        progress=progress,
-    )
-    return embedded
-
-
-def _embed_waves(
-    model: Model,
-    waves: Sequence[np.ndarray],
-    *,
-    vad: str | None,
-    segmentation: Segmentation | None,
-    regions: Sequence[Region] | None,
-    window_seconds: float,
-    step_seconds: float,
-    progress: bool,
-) -> list[Embedded]:
-    """Embed the windows of the speech of spooled waves, the channels of a recording."""
-    rate = model.sample_rate
-    regions_of: list[list[Region]] = []
-    locals_of: list[LocalSpeakers | None] = []
-    for wave_S in waves:
-        speech, local = _find_regions(
-            wave_S,
-            rate,
-            vad=vad,
-            segmentation=segmentation,
-            regions=regions,
-        )
-        regions_of.append(speech)
-        locals_of.append(local)
-    if len(waves) > 1:
-        regions_of = remove_cross_talk(waves, regions_of, sample_rate=rate)
-
-    embedded: list[Embedded] = []
-    for wave_S, speech, local in zip(waves, regions_of, locals_of):
-        windows = cut_windows(
-            speech,
-            window_seconds=window_seconds,
-            step_seconds=step_seconds,
-        )
-        # `embed_many` reads a window when it needs it: overlapping windows are never all in memory.
-        windows, reads = audible_windows(windows, wave_S, rate)
-        emb_ND = model.embed_many(
-            reads,
-            check_levels=False,
-            progress=progress,
-            unit="windows",
-        )
-        seconds = len(wave_S) / rate
-        embedded.append(Embedded(seconds, speech, windows, emb_ND, local))
-    return embedded
-
-
-def _find_regions(
-    wave_S: np.ndarray,
-    sample_rate: int,
-    *,
-    vad: str | None,
-    segmentation: Segmentation | None,
-    regions: Sequence[Region] | None,
-) -> tuple[list[Region], LocalSpeakers | None]:
-    """Return the regions of speech of a spooled wave, and its local speakers."""
-    # A segmentation model also finds speech; an explicit `vad` has priority.
-    local: LocalSpeakers | None = None
-    if segmentation is not None:
-        local = segmentation.run(wave_S, sample_rate=sample_rate)
-    if regions is None:
-        if is_other_sound(wave_S, sample_rate=sample_rate):
-            # By its energy, noise would be speech. A warning has named the sound.
-            regions = []
-        elif vad is None and local is not None:
-            regions = local.speech()
-        else:
-            regions = find_speech(
-                wave_S,
-                sample_rate=sample_rate,
-                vad=vad or "energy",
-            )
-
-    # The user's regions may begin or end after the recording.
-    seconds = len(wave_S) / sample_rate
-    regions_inside: list[Region] = []
-    for start, end in merge_regions(regions):
-        end_inside = min(end, seconds)
-        if start < end_inside:
-            regions_inside.append((start, end_inside))
-    return regions_inside, local
-
-
-def audible_windows(
-    windows: Sequence[Region], wave_S: np.ndarray, sample_rate: int
-) -> tuple[list[Region], list[Read]]:
-    """Return the windows that are not digital silence, and functions that read their samples."""
-    audible: list[Region] = []
-    reads: list[Read] = []
-    for start, end in windows:
-        # Round the length instead of the end, so that equal windows have equally many samples.
-        first = round(start * sample_rate)
-        num_samples = round((end - start) * sample_rate)
-        samples = slice(first, first + num_samples)
-        window_S = wave_S[samples]
-        if not len(window_S):
-            continue
-        # `read_wave` refuses digital silence, in which all samples are equal.
-        if window_S.min() != window_S.max():
-            audible.append((start, end))
-            # Reads from the temporary file when it is called.
-            reads.append(partial(wave_S.__getitem__, samples))
-    return audible, reads

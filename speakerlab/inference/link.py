@@ -20,6 +20,7 @@ from scipy.sparse import coo_array, csr_array
 
 from speakerlab.core.done import file_digest
 from speakerlab.core.reading import keys, read_json, refuse_twins
+from speakerlab.data.tables import one_word
 from speakerlab.diarization.linking import (
     MIN_SECONDS,
     cosine_blocks,
@@ -27,13 +28,8 @@ from speakerlab.diarization.linking import (
     weighted_means,
 )
 from speakerlab.diarization.regions import Turn, read_rttm
-from speakerlab.inference.diarize import (
-    Diarization,
-    Model,
-    check_enrolled,
-    match_enrolled,
-    one_word,
-)
+from speakerlab.inference.diarize import Diarization
+from speakerlab.inference.known_speakers import Model, check_enrolled, match_enrolled
 from speakerlab.scoring.calibration import Calibration
 
 log = logging.getLogger(__name__)

@@ -33,19 +33,17 @@ from speakerlab.diarization.online import OnlineSpeakers
 from speakerlab.diarization.regions import Region
 from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
-from speakerlab.inference.diarize import (
-    Diarization,
+from speakerlab.inference.diarize import Diarization, diarize
+from speakerlab.inference.known_speakers import (
     Match,
     Model,
-    audible_windows,
     check_enrolled,
-    diarize,
     match_enrolled,
-    open_segmentation,
 )
 from speakerlab.inference.live_segmentation import LiveSegmentation
 from speakerlab.inference.live_speech import LiveSpeech
 from speakerlab.inference.segmentation import Segmentation
+from speakerlab.inference.speech_windows import audible_windows, open_segmentation
 
 log = logging.getLogger(__name__)
 BLOCK_SECONDS = 0.25

@@ -21,8 +21,8 @@ from speakerlab.diarization.resegmentation import find_segments
 from speakerlab.diarization.scoring import score_recordings, total
 from speakerlab.diarization.vbx import Vbx
 from speakerlab.diarization.windows import WINDOW_SECONDS
-from speakerlab.inference.diarize import Read, embed_windows
 from speakerlab.inference.speaker_model import SpeakerModel
+from speakerlab.inference.speech_windows import Read, embed_windows
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.plda import Plda, learn_plda
 from speakerlab.scoring.transforms import Development

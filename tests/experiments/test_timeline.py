@@ -5,7 +5,8 @@ import re
 import numpy as np
 
 from speakerlab.experiments.timeline import clock, ticks, write_timeline_page
-from speakerlab.inference.diarize import Diarization, Match, Segment
+from speakerlab.inference.diarize import Diarization, Segment
+from speakerlab.inference.known_speakers import Match
 
 HOSTILE = """"><script>alert('x')</script><b onclick="y">&amp;"""
 

@@ -11,13 +11,8 @@ from voices import make_noise, make_wave
 import speakerlab
 from speakerlab.config.build import build_embedder
 from speakerlab.config.schema import load_config
-from speakerlab.inference.diarize import (
-    Diarization,
-    Match,
-    Segment,
-    check_enrolled,
-    name_known,
-)
+from speakerlab.inference.diarize import Diarization, Segment, name_known
+from speakerlab.inference.known_speakers import Match, check_enrolled
 
 TELEPHONE_RATE = 8000
 # Seconds of the left and the right channel; both speak from 6 to 7 s.

@@ -12,7 +12,8 @@ import speakerlab
 from speakerlab.core.atomic import write_json, write_text
 from speakerlab.core.done import file_digest
 from speakerlab.diarization.regions import Turn
-from speakerlab.inference.diarize import Diarization, Match, Segment
+from speakerlab.inference.diarize import Diarization, Segment
+from speakerlab.inference.known_speakers import Match
 from speakerlab.inference.link import (
     LocalSpeaker,
     choose_threshold,

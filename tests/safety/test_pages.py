@@ -25,7 +25,8 @@ from speakerlab.experiments.hardest import HardTrial, data_uri
 from speakerlab.experiments.linking import write_page
 from speakerlab.experiments.plots import Picture
 from speakerlab.experiments.timeline import worst_minutes
-from speakerlab.inference.diarize import Diarization, Match, Segment
+from speakerlab.inference.diarize import Diarization, Segment
+from speakerlab.inference.known_speakers import Match
 from speakerlab.inference.link import DoubtfulPair, Identity, Linked, Member
 
 NUM = 200
