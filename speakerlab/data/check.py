@@ -67,7 +67,10 @@ class DataDir:
 
 @dataclass(frozen=True)
 class ListedTrials:
-    """The trials of a list: indices into the distinct ids, the label and the line of each."""
+    """The trials of a list: indices into the distinct ids, the label and the line of each.
+
+    The ids of a side are in the order in which they appear.
+    """
 
     path: Path
     enrol_ids: Sequence[str]
@@ -82,6 +85,14 @@ class ListedTrials:
         enrol = int(self.enrol_N[number])
         test = int(self.test_N[number])
         return self.enrol_ids[enrol], self.test_ids[test]
+
+    def first_lines(self, index_N: NDArray[np.int32]) -> list[int]:
+        """Return the first line of each id of a side, in the order of its ids.
+
+        index_N: `enrol_N` or `test_N`.
+        """
+        _, first_trials = np.unique(index_N, return_index=True)
+        return [self.line_N[trial] for trial in first_trials.tolist()]
 
 
 def check_data_dirs(
@@ -467,32 +478,41 @@ def _remaining_speakers(data_dir: DataDir) -> set[str]:
 
 
 def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> list[str]:
-    """Check that test ids are utterances, enrolment ids utterances or models, with good audio.
+    """Check the utterances, labels and pairs of a list; return notes on pairs of no use."""
+    try:
+        listed = _read_trials(path, faults)
+    except ValueError as error:
+        faults.add("unreadable lists", str(error))
+        return []
+    # Scoring would refuse a pair that is listed twice, after the training.
+    add_repeats(
+        faults,
+        path,
+        ids=(listed.enrol_ids, listed.test_ids),
+        enrol_N=listed.enrol_N,
+        test_N=listed.test_N,
+        line_N=listed.line_N,
+    )
+    _check_labels(data_dir, listed, faults)
+    _check_utterances(data_dir, listed, faults)
+    return _note_pairs(data_dir, listed)
 
-    Also compare the labels with the speakers. Returns notes on pairs of no use.
-    """
-    # Id -> number of the first line that needs it.
-    enrol_lines: dict[str, int] = {}
-    utterance_lines: dict[str, int] = {}
-    # Id -> index, in order of appearance; and for each trial, its indices and its line.
+
+def _read_trials(path: Path, faults: Faults) -> ListedTrials:
+    """Read a trial list; lines that cannot be read go to `faults`, or raise ValueError."""
+    # Id -> index, in order of appearance.
     enrol_index = defaultdict[str, int](count().__next__)
     test_index = defaultdict[str, int](count().__next__)
     enrol_N = array("i")
     test_N = array("i")
     is_target_N = bytearray()
     line_N = array("i")
-    try:
-        for number, enrol_id, test_id, is_target in read_trial_lines(path, faults):
-            enrol_lines.setdefault(enrol_id, number)
-            utterance_lines.setdefault(test_id, number)
-            enrol_N.append(enrol_index[enrol_id])
-            test_N.append(test_index[test_id])
-            is_target_N.append(is_target)
-            line_N.append(number)
-    except ValueError as error:
-        faults.add("unreadable lists", str(error))
-        return []
-    listed = ListedTrials(
+    for number, enrol_id, test_id, is_target in read_trial_lines(path, faults):
+        enrol_N.append(enrol_index[enrol_id])
+        test_N.append(test_index[test_id])
+        is_target_N.append(is_target)
+        line_N.append(number)
+    return ListedTrials(
         path,
         enrol_ids=list(enrol_index),
         test_ids=list(test_index),
@@ -501,19 +521,16 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> list[str]:
         is_target_N=np.frombuffer(is_target_N, np.bool_),
         line_N=line_N,
     )
-    # Scoring would refuse them, after the training.
-    add_repeats(
-        faults,
-        path,
-        ids=(listed.enrol_ids, listed.test_ids),
-        enrol_N=listed.enrol_N,
-        test_N=listed.test_N,
-        line_N=line_N,
-    )
-    _check_labels(data_dir, listed, faults)
 
+
+def _check_utterances(data_dir: DataDir, listed: ListedTrials, faults: Faults) -> None:
+    """Report trials of utterances that are unknown, or have broken audio."""
+    # Utterance -> number of the first line that needs it.
+    utterance_lines: dict[str, int] = {}
+    for test_id, number in zip(listed.test_ids, listed.first_lines(listed.test_N)):
+        utterance_lines[test_id] = number
     # An enrolment id is an utterance, or a model of several utterances.
-    for enrol_id, number in enrol_lines.items():
+    for enrol_id, number in zip(listed.enrol_ids, listed.first_lines(listed.enrol_N)):
         utterances = data_dir.models.get(enrol_id, [enrol_id])
         for utterance in utterances:
             first_number = utterance_lines.get(utterance, number)
@@ -524,19 +541,18 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> list[str]:
     for utterance, number in numbered_utterances:
         if utterance in data_dir.rejected:
             _, reason = data_dir.rejected[utterance]
-            line = f"{path}: {utterance} has broken audio; {reason}"
+            line = f"{listed.path}: {utterance} has broken audio; {reason}"
             faults.add("trials without audio", line)
         elif utterance not in data_dir.utterances:
-            line = f"{path}:{number}: unknown utterance {utterance}"
+            line = f"{listed.path}:{number}: unknown utterance {utterance}"
             faults.add(
                 "unknown utterances", f"{line}; add it to wav.scp or drop the trial"
             )
-    return _note_pairs(data_dir, listed)
 
 
 def _check_labels(data_dir: DataDir, listed: ListedTrials, faults: Faults) -> None:
     """Report labels that contradict the speakers: scoring would refuse them, after the training."""
-    # Ids without a speaker, -1, are reported elsewhere.
+    # A number for each speaker, -1 for an id without one, which is reported elsewhere.
     number_of: dict[str | None, int] = {}
     for speaker in sorted(data_dir.speaker_names):
         number_of[speaker] = len(number_of)

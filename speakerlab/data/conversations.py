@@ -1,15 +1,15 @@
 """Windows of conversations, with who speaks in each frame: recorded, or put together from speech.
 
-A directory of the training either has the true turns of its recordings (ref.rttm), or recordings
-of single speakers. From the first kind, windows are cut at random. From the second, conversations
-are simulated: turns of several speakers follow each other after a pause or before the end of the
-turn before, and some turns have a word or two of another speaker within. Speakers have levels of
-their own; a room and noise are added to the whole window by the augmentation (frontend/augment).
+A training directory either has the true turns of its recordings (ref.rttm), or recordings of
+single speakers. From the first kind, windows are cut at random. From the second, conversations are
+simulated: each turn begins after a pause, or before the end of the last turn, and during some turns
+another speaker says a word or two. Each speaker has a level; the augmentation (frontend/augment)
+adds a room and noise to the whole window.
 
 As in data/loader.py, every draw is a function of (seed, attempt, epoch, position), so a window
 does not depend on the number of workers and ranks, and a resume repeats it.
 Letters: K local speakers, T frames of the network's output, S samples of a window, N utterances,
-P speakers.
+P speakers, R regions of a recording in which its turns are known.
 """
 
 import math
@@ -30,8 +30,8 @@ MIN_TURN_SECONDS = 0.3  # a short word
 BACKCHANNEL_SECONDS = (0.3, 1.0)
 # Between two turns of one speaker.
 BREATH_SECONDS = 0.1
-# An utterance is read so far before and after a turn, because what is speech in it, and how loud
-# the speaker is, cannot be told from a single word.
+# An utterance is read this far before and after a turn: a single word is too short to measure the
+# speaker's level, and to find out which samples are speech.
 CONTEXT_SECONDS = 5.0
 FADE_SECONDS = 0.005  # at both ends of a turn, so that cutting makes no click
 SPEECH_RMS = 1500.0  # of a speaker at the mean level, -27 dBFS
@@ -112,7 +112,7 @@ class SpeakerRows:
         return int(np.searchsorted(self.speaker_P, speaker))
 
     def draw(self, index: int, rng: np.random.Generator) -> int:
-        """Return any row of the speaker with this index."""
+        """Return a random row of the speaker with this index."""
         begin = 0 if index == 0 else int(self.end_P[index - 1])
         place = rng.integers(begin, self.end_P[index])
         return int(self.row_N[place])
@@ -120,11 +120,12 @@ class SpeakerRows:
     def draw_companions(
         self, index: int, num_others: int, rng: np.random.Generator
     ) -> list[int]:
-        """Return the indices of other speakers than this one, each once."""
-        # Without a list of all speakers, of which there may be a million: the numbers from this
-        # index on stand for the speakers behind it.
+        """Return random indices of speakers other than this one, each once."""
+        # There may be a million speakers, so no list of the others is made: `index` is left out by
+        # raising the numbers from it on by one.
         drawn = rng.choice(len(self) - 1, num_others, replace=False)
-        return (drawn + (drawn >= index)).tolist()
+        others = drawn + (drawn >= index)
+        return others.tolist()
 
 
 class TurnPlacer:
@@ -217,10 +218,10 @@ class ConversationCrops(TrainCrops):
         self.style = style
         self.find_speech = find_speech
         self.name_hashes[TURN_DRAWS] = stable_hash(TURN_DRAWS)
+        # Conversations are simulated from the parts without true turns.
         self.speakers_of_parts: list[SpeakerRows | None] = []
         for part, references_of_part in enumerate(references):
             rows = None
-            # Without turns of their own, conversations are simulated.
             if references_of_part is None:
                 rows = SpeakerRows(manifest, part)
             self.speakers_of_parts.append(rows)
@@ -228,24 +229,24 @@ class ConversationCrops(TrainCrops):
     def draw(self, slot: Slot) -> Crop:
         """Return a window with all its draws, but without samples."""
         crop = super().draw(slot)
-        rows = self._speakers_around(crop.row)
         rng = self._seek(TURN_DRAWS, slot)
-        if rows is None:
+        speaker_rows = self._speakers_around(crop.row)
+        if speaker_rows is None:
             return replace(crop, first=self._draw_start(crop.row, rng))
-        return replace(crop, turns=self._draw_turns(crop.row, rows, rng))
+        return replace(crop, turns=self._draw_turns(crop.row, speaker_rows, rng))
 
     def read(self, crop: Crop) -> Crop:
         """Return the window with its samples, and who speaks when."""
-        # Not by its turns: in a simulated window, too, nobody may speak.
-        if self._speakers_around(crop.row) is not None:
-            mixed_S, active_KS = self._mix(crop.turns)
+        # Not `if crop.turns`: nobody may speak in a simulated window either.
+        is_simulated = self._speakers_around(crop.row) is not None
+        if is_simulated:
+            wave_S, active_KS = self._mix(crop.turns)
             speech_KT = label_frames(active_KS, self.grid)
-            crop = replace(crop, wave_S=mixed_S, speech_KT=speech_KT)
         else:
             wave_S = self.fetch(crop)
             speech_KT = self._label(crop.row, crop.first)
-            crop = replace(crop, wave_S=wave_S, speech_KT=speech_KT)
-        return self.reencoded(crop)
+        window = replace(crop, wave_S=wave_S, speech_KT=speech_KT)
+        return self.reencoded(window)
 
     def fetch(self, crop: Crop) -> np.ndarray:
         """Return wave_S, int16, of a recording, or of all turns of a simulated conversation."""
@@ -282,9 +283,10 @@ class ConversationCrops(TrainCrops):
     def _draw_start(self, row: int, rng: np.random.Generator) -> int:
         """Return the first sample of a window of a recording, within a region that is labelled."""
         regions = self._reference(row).regions
-        # A region as often as it is long, also where it is shorter than a window.
-        lengths = [end - start for start, end in regions]
-        end_R = np.cumsum(lengths)
+        # The probability of a region is in proportion to its length, even if it is shorter than a
+        # window.
+        length_R = [end - start for start, end in regions]
+        end_R = np.cumsum(length_R)
         drawn = rng.random() * end_R[-1]
         index = int(np.searchsorted(end_R, drawn, side="right"))
         begin, last = self._start_range(row, regions[index])
@@ -325,11 +327,7 @@ class ConversationCrops(TrainCrops):
             begin = max(start, placer.end_K[speaker])
             turn_seconds = rng.exponential(style.turn_seconds)
             end = placer.add(speaker, start, turn_seconds)
-            # A single speaker continues after a pause.
-            next_speaker = speaker
-            if num_speakers > 1:
-                next_speaker = int(rng.integers(num_speakers - 1))
-                next_speaker += next_speaker >= speaker
+            next_speaker = _draw_next_speaker(speaker, num_speakers, rng)
             has_listener = next_speaker != speaker
 
             # The next speaker may say a word or two before the end of this turn.
@@ -356,13 +354,14 @@ class ConversationCrops(TrainCrops):
         active_KS = np.zeros((num_speakers, self.crop_samples), dtype=bool)
         for turn in turns:
             wave_S, voiced_S = self._read_turn(turn)
+            # The part of the turn that is in the window.
             begin = max(turn.start, 0)
             end = min(turn.start + turn.num_samples, self.crop_samples)
             if begin >= end:
                 continue
-            part = slice(begin - turn.start, end - turn.start)
-            mixed_S[begin:end] += wave_S[part]
-            active_KS[turn.speaker, begin:end] |= voiced_S[part]
+            heard = slice(begin - turn.start, end - turn.start)
+            mixed_S[begin:end] += wave_S[heard]
+            active_KS[turn.speaker, begin:end] |= voiced_S[heard]
         peak = np.abs(mixed_S).max()
         if peak > PEAK:
             mixed_S *= PEAK / peak
@@ -371,24 +370,25 @@ class ConversationCrops(TrainCrops):
     def _read_turn(self, turn: PlacedTurn) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of a turn at its level, float64, and which of them are speech."""
         rate = self.manifest.sample_rate
-        # The turn with the speech around it.
-        around = round(CONTEXT_SECONDS * rate)
+        # Read the turn with the speech around it.
+        context_samples = round(CONTEXT_SECONDS * rate)
         available = int(self.manifest.num_samples_N[turn.row])
-        first = max(turn.first - around, 0)
+        first = max(turn.first - context_samples, 0)
         end_of_turn = turn.first + turn.num_samples
-        stop = min(end_of_turn + around, available)
+        stop = min(end_of_turn + context_samples, available)
         context_S = self.manifest.read(turn.row, first, stop - first)
         voiced_S = np.zeros(len(context_S), dtype=bool)
         for start, end in self.find_speech(context_S):
             speech = slice(round(start * rate), round(end * rate))
             voiced_S[speech] = True
 
-        begin = turn.first - first
-        part = slice(begin, begin + turn.num_samples)
+        # Its level is that of all speech that was read, not of the turn alone.
         gain = gain_to(turn.gain_db, context_S[voiced_S])
-        wave_S = context_S[part] * gain
+        begin = turn.first - first
+        within_context = slice(begin, begin + turn.num_samples)
+        wave_S = context_S[within_context] * gain
         fade_ends(wave_S, round(FADE_SECONDS * rate))
-        return wave_S, voiced_S[part]
+        return wave_S, voiced_S[within_context]
 
     def _label(self, row: int, first: int) -> np.ndarray:
         """Return speech_KT of a window of a recording."""
@@ -425,6 +425,17 @@ class ConversationCrops(TrainCrops):
         part_row = int(self.manifest.row_N[row])
         recording = self.manifest.parts[part].ids[part_row]
         return references[recording]
+
+
+def _draw_next_speaker(
+    speaker: int, num_speakers: int, rng: np.random.Generator
+) -> int:
+    """Return a random speaker other than this one; a single speaker continues after a pause."""
+    if num_speakers == 1:
+        return speaker
+    # `speaker` is left out by raising the numbers from it on by one.
+    drawn = int(rng.integers(num_speakers - 1))
+    return drawn + 1 if drawn >= speaker else drawn
 
 
 def gain_to(gain_db: float, speech_S: np.ndarray) -> float:

@@ -185,9 +185,14 @@ class ChunkReader:
         return self._resample(no_samples, is_last=True)
 
     def _resample(self, wave_S1: np.ndarray, *, is_last: bool = False) -> np.ndarray:
+        """Return wave_S, int16, at the model's rate."""
         if self._from_rate != self._to_rate:
             if self._resampler is None:
-                self._resampler = _open_resampler(self._from_rate, self._to_rate, 1)
+                self._resampler = _open_resampler(
+                    self._from_rate,
+                    self._to_rate,
+                    num_channels=1,
+                )
             wave_S1 = self._resampler.resample_chunk(wave_S1, last=is_last)
         return audio.to_int16(wave_S1[:, 0])
 
@@ -269,32 +274,36 @@ class _Reading:
         if num_channels > 1 and len(self.power_C) in (1, num_channels):
             self._compare(all_SC)
 
-        if self.reads_each:
-            wave_SC = all_SC
-        elif self.channels == "mix":
-            wave_SC = all_SC.mean(axis=1, keepdims=True)
-        else:
-            number = int(self.channels or 1)
-            if number > num_channels:
-                present = count_of(num_channels, "channel")
-                fix = f"give one from 1 to {num_channels}"
-                if num_channels == 1:
-                    fix = "give channel 1"
-                raise ValueError(
-                    f"{self.where}: has {present}, got channel {number}; {fix}"
-                )
-            # A copy: a view would keep the other channels in memory.
-            wave_SC = np.ascontiguousarray(all_SC[:, number - 1 : number])
+        wave_SC = self._choose(all_SC)
         self.lowest_C = np.minimum(self.lowest_C, wave_SC.min(axis=0))
         self.highest_C = np.maximum(self.highest_C, wave_SC.max(axis=0))
         return wave_SC
+
+    def _choose(self, all_SC: np.ndarray) -> np.ndarray:
+        """Return the channels to read of a block; ValueError if it has too few channels."""
+        if self.reads_each:
+            return all_SC
+        if self.channels == "mix":
+            return all_SC.mean(axis=1, keepdims=True)
+        number = int(self.channels or 1)
+        _, num_channels = all_SC.shape
+        if number > num_channels:
+            present = count_of(num_channels, "channel")
+            fix = f"give one from 1 to {num_channels}"
+            if num_channels == 1:
+                fix = "give channel 1"
+            raise ValueError(
+                f"{self.where}: has {present}, got channel {number}; {fix}"
+            )
+        # A copy: a view would keep the other channels in memory.
+        return np.ascontiguousarray(all_SC[:, number - 1 : number])
 
     def _compare(self, all_SC: np.ndarray) -> None:
         """Add a block to the statistics of all channels."""
         first_S = all_SC[:, 0]
         block_power_C = np.einsum("sc,sc->c", all_SC, all_SC)
         block_peak_C = np.abs(all_SC).max(axis=0)
-        # New arrays, because the first ones are for a single channel.
+        # Not `+=`: the arrays begin with a single channel.
         self.power_C = self.power_C + block_power_C
         self.product_C = self.product_C + first_S @ all_SC
         self.peak_C = np.maximum(self.peak_C, block_peak_C)
@@ -495,9 +504,10 @@ def _stream_waves(
     if is_open_file or isinstance(source, str | os.PathLike | bytes):
         opened = audio.stream(source, all_channels=True)
     else:
-        rate = sample_rate if source_rate is None else source_rate
-        array_blocks = _array_blocks(source, rate, reading)
-        opened = nullcontext((int(rate), array_blocks))
+        given_rate = sample_rate if source_rate is None else source_rate
+        array_rate = _whole_rate(given_rate, reading)
+        array_SC = _array_channels(source, reading)
+        opened = nullcontext((array_rate, _blocks_of(array_SC)))
     with opened as (rate, blocks):
         reading.rate = rate
         if source_rate not in (None, rate):
@@ -507,13 +517,11 @@ def _stream_waves(
         yield _resampled(waves, rate, sample_rate)
 
 
-def _array_blocks(source: Any, rate: int, reading: _Reading) -> Iterator[np.ndarray]:
-    _whole_rate(rate, reading)
-    raw_SC = _array_channels(source, reading)
-    # Errors of an array are raised here, before the first block is read.
+def _blocks_of(array_SC: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield an array in blocks as long as those of a file."""
     block_samples = audio.BLOCK_SAMPLES
-    starts = range(0, len(raw_SC), block_samples)
-    return (raw_SC[start : start + block_samples] for start in starts)
+    for start in range(0, len(array_SC), block_samples):
+        yield array_SC[start : start + block_samples]
 
 
 def _whole_rate(rate: Any, reading: _Reading) -> int:
@@ -622,8 +630,8 @@ def _resampled(
 ) -> Iterator[np.ndarray]:
     """Resample waves; their spectrum is cut below the lower Nyquist frequency.
 
-    They are rounded to 16 bits, as in a data directory: above half the rate of a telephone there is
-    only the noise of this rounding, which the features show.
+    They are rounded to 16 bits, as in a data directory. The features show the noise of this
+    rounding: there is nothing else above half of the rate of a telephone recording.
     """
     if from_rate == to_rate:
         yield from blocks
@@ -635,17 +643,18 @@ def _resampled(
 def _unrounded(
     blocks: Iterator[np.ndarray], from_rate: int, to_rate: int
 ) -> Iterator[np.ndarray]:
-    stream: Any = None
+    """Resample waves, float32, without rounding."""
+    resampler: Any = None
     num_channels = 0
     for wave_SC in blocks:
-        if stream is None:
+        if resampler is None:
             _, num_channels = wave_SC.shape
-            stream = _open_resampler(from_rate, to_rate, num_channels)
-        yield stream.resample_chunk(np.ascontiguousarray(wave_SC))
+            resampler = _open_resampler(from_rate, to_rate, num_channels)
+        yield resampler.resample_chunk(np.ascontiguousarray(wave_SC))
     # The filter holds back the last samples until the end of the input is signalled.
-    if stream is not None:
+    if resampler is not None:
         no_samples = np.zeros((0, num_channels), dtype=np.float32)
-        yield stream.resample_chunk(no_samples, last=True)
+        yield resampler.resample_chunk(no_samples, last=True)
 
 
 def _open_resampler(from_rate: int, to_rate: int, num_channels: int) -> Any:

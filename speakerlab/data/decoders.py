@@ -309,6 +309,7 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
 
 
 def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
+    """Return the decoder that reads all of a recording; raise ValueError if there is none."""
     try:
         decoder = SndDecoder(file, where)
     except soundfile.LibsndfileError as error:
@@ -318,43 +319,55 @@ def _choose(file: BinaryFile, where: str, *, checks_end: bool) -> Decoder:
         # If libsndfile does not know the format, the message of PyAV says more.
         is_unknown = error.code in (UNKNOWN_FORMAT, NO_REGULAR_FILE)
         return AvDecoder(file, where, unreadable=None if is_unknown else problem)
-    if decoder.sound.format in UNCHECKED:
-        name = decoder.sound.format_info
-        decoder.close()
-        raise ValueError(
-            f"{where}: is a file of the format {name}, in which a cut is not noticed;"
-            " convert it to wav or flac"
-        )
-    if decoder.sound.subtype.startswith("MPEG") and decoder.sound.format != "MP3":
-        decoder.close()
-        problem = "holds MP3 in a wav file, whose length libsndfile only estimates"
-        return AvDecoder(file, where, unreadable=problem)
-    if not checks_end and decoder.sound.format not in LOSSY:
-        return decoder
     try:
-        num_rest = decoder.check_end()
+        unread = _find_unread(decoder, checks_end=checks_end)
     except ValueError:
         decoder.close()
         raise
+    if unread is None:
+        return decoder
+    decoder.close()
+    problem, min_samples = unread
+    return AvDecoder(file, where, unreadable=problem, min_samples=min_samples)
+
+
+def _find_unread(decoder: SndDecoder, *, checks_end: bool) -> tuple[str, int] | None:
+    """Return why libsndfile may not read all of a recording; None if it does.
+
+    Beside the reason, return the number of samples that are sound in any case. Raises ValueError
+    for a recording that no decoder shall read.
+    """
+    sound = decoder.sound
+    if sound.format in UNCHECKED:
+        raise ValueError(
+            f"{decoder.where}: is a file of the format {sound.format_info}, in which a cut"
+            " is not noticed; convert it to wav or flac"
+        )
+    if sound.subtype.startswith("MPEG") and sound.format != "MP3":
+        return "holds MP3 in a wav file, whose length libsndfile only estimates", 0
+    if not checks_end and sound.format not in LOSSY:
+        return None
+
+    num_rest = decoder.check_end()
     # A program that writes into a pipe cannot know the length, and states 0.
     states_nothing = decoder.stated_samples == 0
     if num_rest and states_nothing and decoder.sound.format in BYTE_ORDERS:
         decoder.read_behind_header()
-        return decoder
-    max_padding = max(MAX_PADDING_BYTES, MAX_PADDING_SHARE * size_of(file))
+        return None
+    file_bytes = size_of(decoder.file)
+    max_padding = max(MAX_PADDING_BYTES, MAX_PADDING_SHARE * file_bytes)
     # All sound is behind such a header, however short it is.
     if states_nothing:
         max_padding = 0
     if num_rest <= max_padding:
-        return decoder
+        return None
     # Without PyAV, a small rest is taken for no sound.
-    is_small_rest = num_rest / size_of(file) <= MAX_REST_SHARE
+    is_small_rest = num_rest / file_bytes <= MAX_REST_SHARE
     if is_small_rest and find_spec("av") is None:
-        return decoder
-    decoder.close()
-    samples = decoder.stated_samples or 0
-    problem = f"has {num_rest} more bytes behind the {samples} samples of its header"
-    return AvDecoder(file, where, unreadable=problem, min_samples=samples)
+        return None
+    num_stated = decoder.stated_samples or 0
+    problem = f"has {num_rest} more bytes behind the {num_stated} samples of its header"
+    return problem, num_stated
 
 
 class _Sound(soundfile.SoundFile):

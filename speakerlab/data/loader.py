@@ -13,8 +13,9 @@ changes the random draws.
 
 `Pieces`, at the end, reads parts of whole utterances, for validation and extraction.
 
-Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
-P entries of an epoch, T frames, F mel bins, D dimensions of a teacher, C channels of its frames.
+Letters: B rows of the batch, S samples, K speeds (in `speech_KT`: speakers of a conversation),
+N utterances (in `label_KN`: speakers), P entries of an epoch, T frames, F mel bins, D dimensions of
+a teacher, C channels of its frames.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -190,8 +191,9 @@ class TrainCrops(Dataset[Crop]):
             is_shared = name in self.shared_draws
             if is_clean and not is_shared:
                 continue
-            # What is shared is drawn for the first crop, and again, the same, for the others.
-            draw = draw_values(self._seek(name, first_slot if is_shared else slot))
+            # Shared values are drawn with the slot of the first crop, so every crop gets the same.
+            draw_slot = first_slot if is_shared else slot
+            draw = draw_values(self._seek(name, draw_slot))
             if draw is not None:
                 crop_draws[name] = draw
 
@@ -249,7 +251,7 @@ class TrainCrops(Dataset[Crop]):
     def fetch(self, crop: Crop) -> np.ndarray:
         """Return what `read` reads for a crop: wave_S, int16, or the stored feats_TF, float32."""
         if self.crop_frames:
-            # `read_features`, like `read`, repeats what is shorter.
+            # `read_features`, like `read`, repeats a shorter utterance.
             first_frame = crop.first // self.frame_shift
             return self.manifest.read_features(crop.row, first_frame, self.crop_frames)
         speed_index = _speed_index(crop.draws)
@@ -294,13 +296,9 @@ def collate(crops: Sequence[Crop]) -> Batch:
         padded_S[:num_samples] = crop.wave_S
 
     # Empty where the features are computed from the waves.
-    feats_BTF = np.empty((0, 0, 0), dtype=np.float32)
-    stored_feats: list[np.ndarray] = []
-    for crop in crops:
-        if crop.feats_TF is not None:
-            stored_feats.append(crop.feats_TF)
-    if stored_feats:
-        feats_BTF = np.stack(stored_feats)
+    feats_BTF = _stack_stored(crop.feats_TF for crop in crops)
+    if feats_BTF is None:
+        feats_BTF = torch.empty((0, 0, 0), dtype=torch.float32)
 
     # Three rows of one tensor, not three tensors: a worker hands over each tensor's memory as an
     # open file, and a process may have only so many open files.
@@ -313,34 +311,25 @@ def collate(crops: Sequence[Crop]) -> Batch:
     )
     label_B, position_B, row_B = numbers_3B
 
-    targets: list[np.ndarray] = []
-    target_frames: list[np.ndarray] = []
-    speech_frames: list[np.ndarray] = []
-    for crop in crops:
-        if crop.speech_KT is not None:
-            speech_frames.append(crop.speech_KT)
-        if crop.target_D is not None:
-            targets.append(crop.target_D)
-        if crop.target_CT is not None:
-            target_frames.append(crop.target_CT)
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
-        feats_BTF=torch.from_numpy(feats_BTF),
+        feats_BTF=feats_BTF,
         label_B=label_B,
         position_B=position_B,
         row_B=row_B,
         draws=_stack_draws(crops),
-        target_BD=torch.from_numpy(np.stack(targets)) if targets else None,
-        target_BCT=_stack_frames(target_frames),
-        speech_BKT=_stack_frames(speech_frames),
+        target_BD=_stack_stored(crop.target_D for crop in crops),
+        target_BCT=_stack_stored(crop.target_CT for crop in crops),
+        speech_BKT=_stack_stored(crop.speech_KT for crop in crops),
     )
 
 
-def _stack_frames(frames: Sequence[np.ndarray]) -> torch.Tensor | None:
-    """Stack frames of crops, (C, T) each; None without any."""
-    if not frames:
+def _stack_stored(arrays: Iterable[np.ndarray | None]) -> torch.Tensor | None:
+    """Stack an array that each crop may have, all of one shape; None if no crop has it."""
+    present = [array for array in arrays if array is not None]
+    if not present:
         return None
-    return torch.from_numpy(np.stack(frames))
+    return torch.from_numpy(np.stack(present))
 
 
 def _stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:

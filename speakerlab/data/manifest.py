@@ -197,21 +197,62 @@ class Manifest:
         return self.parts[part_index]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A range of an utterance that is embedded as a whole."""
+
+    manifest: Manifest
+    row: int
+    start: int  # sample
+    num_samples: int
+    codec: str = ""  # to encode and decode it with, one of `CODECS`
+
+    def read(self) -> np.ndarray:
+        """Read wave_S, int16."""
+        manifest = self.manifest
+        wave_S = manifest.read(self.row, self.start, self.num_samples)
+        if not self.codec:
+            return wave_S
+        return reencode(wave_S, self.codec, sample_rate=manifest.sample_rate)
+
+
+def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
+    """Return (training, validation) after taking out `num_speakers`, the same for every seed."""
+    if num_speakers > len(manifest.speakers) - 2:
+        raise ValueError(
+            f"data.valid_speakers: must leave at least 2 of {len(manifest.speakers)}"
+            f" speakers to train on, got {num_speakers}; lower it (0 is allowed)"
+        )
+
+    if len(manifest.parts) > 1:
+        return split_valid_of_parts(manifest, num_speakers)
+    speakers = sorted(manifest.speakers, key=_hash_for_validation)
+    train = manifest.of_speakers(speakers[num_speakers:])
+    valid = manifest.of_speakers(speakers[:num_speakers])
+    return train, valid
+
+
+def _hash_for_validation(speaker: str) -> int:
+    """Hash a speaker: added or removed speakers do not change the order of the others."""
+    return stable_hash(f"valid:{speaker}")
+
+
 def split_valid_of_parts(
     manifest: Manifest, num_speakers: int
 ) -> tuple[Manifest, Manifest]:
     """Return (training, validation) after taking out speakers of every part.
 
-    They are divided in proportion to the parts' numbers of speakers. A part of ten speakers or more
-    has at least two of them, so that it has trials of its own. A speaker of several parts counts in
-    the first.
+    Parts give validation speakers in proportion to their numbers of speakers. A part of ten
+    speakers or more gives at least two, so that there are trials within it. A speaker of several
+    parts counts in the first.
     """
     speakers_of_parts: list[list[str]] = [[] for _ in manifest.parts]
     for speaker, part in zip(manifest.speakers, _first_parts(manifest)):
         speakers_of_parts[part].append(speaker)
     sizes = [len(speakers) for speakers in speakers_of_parts]
+    valid_counts = _divide(num_speakers, sizes)
     valid: list[str] = []
-    for speakers, count in zip(speakers_of_parts, _divide(num_speakers, sizes)):
+    for speakers, count in zip(speakers_of_parts, valid_counts):
         by_hash = sorted(speakers, key=_hash_for_validation)
         valid += by_hash[:count]
     train = set(manifest.speakers) - set(valid)
@@ -228,9 +269,9 @@ def _first_parts(manifest: Manifest) -> list[int]:
 def _divide(total: int, sizes: Sequence[int]) -> list[int]:
     """Divide `total` validation speakers in proportion to the sizes of the parts.
 
-    One speaker alone has no trials: a part of ten or more gets at least two, a smaller one none
-    or two; the largest part makes up for the difference. Where that is impossible, the numbers are
-    only in proportion.
+    A single speaker has no non-target trials, so a part of ten or more gets at least two, and a
+    smaller one none, or two or more. The largest part makes up for the difference. Where that is
+    impossible, the numbers are only in proportion.
     """
     shares = [total * size / sum(sizes) for size in sizes]
     counts: list[int] = []
@@ -269,46 +310,6 @@ def _number(speakers: Iterable[str]) -> dict[str, int]:
     return {speaker: number for number, speaker in enumerate(speakers)}
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A range of an utterance that is embedded as a whole."""
-
-    manifest: Manifest
-    row: int
-    start: int  # sample
-    num_samples: int
-    codec: str = ""  # to encode and decode it with, one of `CODECS`
-
-    def read(self) -> np.ndarray:
-        """Read wave_S, int16."""
-        manifest = self.manifest
-        wave_S = manifest.read(self.row, self.start, self.num_samples)
-        if not self.codec:
-            return wave_S
-        return reencode(wave_S, self.codec, sample_rate=manifest.sample_rate)
-
-
-def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
-    """Return (training, validation) after taking out `num_speakers`, the same for every seed."""
-    if num_speakers > len(manifest.speakers) - 2:
-        raise ValueError(
-            f"data.valid_speakers: must leave at least 2 of {len(manifest.speakers)}"
-            f" speakers to train on, got {num_speakers}; lower it (0 is allowed)"
-        )
-
-    if len(manifest.parts) > 1:
-        return split_valid_of_parts(manifest, num_speakers)
-    speakers = sorted(manifest.speakers, key=_hash_for_validation)
-    train = manifest.of_speakers(speakers[num_speakers:])
-    valid = manifest.of_speakers(speakers[:num_speakers])
-    return train, valid
-
-
-def _hash_for_validation(speaker: str) -> int:
-    """Hash, so that speakers who are added or removed do not change the choice of others."""
-    return stable_hash(f"valid:{speaker}")
-
-
 def read_manifest(
     dirs: Sequence[Path],
     *,
@@ -337,7 +338,8 @@ def read_manifest(
     speakers = tuple(sorted(all_speakers))
 
     if len(parts) == 1:
-        # Its rows and speakers are in order already; its arrays may be mapped files.
+        # Its rows and speakers are in order, and its arrays, which may be mapped files, are not
+        # copied.
         (part,) = parts
         return Manifest(
             parts=(part,),
@@ -352,17 +354,14 @@ def read_manifest(
 
     # A directory numbers its own speakers; number the speakers of all directories together.
     number_of = _number(speakers)
-    row_columns: list[np.ndarray] = []
     speaker_columns: list[np.ndarray] = []
-    length_columns: list[np.ndarray] = []
     for part, speakers_of_part in zip(parts, speaker_names):
         number_list = [number_of[speaker] for speaker in speakers_of_part]
         new_numbers = np.array(number_list, dtype=np.int32)
-        part_rows = np.arange(len(part), dtype=np.int32)
         speaker_columns.append(new_numbers[part.speaker_N])
-        row_columns.append(part_rows)
-        length_columns.append(part.num_samples_N)
 
+    row_columns = [np.arange(len(part), dtype=np.int32) for part in parts]
+    length_columns = [part.num_samples_N for part in parts]
     part_indices = np.arange(len(parts), dtype=np.int16)
     part_sizes = [len(part) for part in parts]
     in_part_order = Manifest(
@@ -376,7 +375,7 @@ def read_manifest(
         names=part_names,
     )
 
-    # By hash, which mixes the directories: neighbouring rows are of any of them.
+    # The order of the hashes mixes the directories.
     hash_N = np.concatenate([part.hash_N for part in parts])
     order_N = np.argsort(hash_N, kind="stable")
     manifest = in_part_order.of_rows(order_N)
@@ -390,8 +389,8 @@ def _find_repeated(manifest: Manifest, hash_N: np.ndarray) -> set[str]:
 
     hash_N: of the ids, rising. Raises ValueError for an id with one recording in two directories.
     """
-    # Equal ids have equal hashes, so they are neighbours. Different ids may have equal hashes too,
-    # by chance.
+    # Equal ids have equal hashes, so they are neighbours. By chance, different ids may also have
+    # equal hashes.
     has_hash_of_next = hash_N[1:] == hash_N[:-1]
     suspect_rows = np.flatnonzero(has_hash_of_next)
     ids = manifest.ids
@@ -404,6 +403,7 @@ def _find_repeated(manifest: Manifest, hash_N: np.ndarray) -> set[str]:
             continue
         known_paths = paths_of.setdefault(utterance, {paths[row]})
         path = paths[row + 1]
+        # Two recordings are different utterances; one recording would be counted twice.
         if path in known_paths:
             raise ValueError(
                 f"{where}: {utterance} is in two directories, with the same recording"
@@ -432,7 +432,8 @@ def name_speakers(
     shares: directories whose speakers are those of the same ids in the others. Raises ValueError
     if such a speaker may be either of two.
     """
-    owners: dict[str, list[str]] = {}  # id -> directories that do not share it
+    # Id -> directories that do not share it, in each of which it is another person.
+    owners: dict[str, list[str]] = {}
     for speakers, name, is_shared in zip(speakers_of, names, shares):
         for speaker in speakers:
             directories = owners.setdefault(speaker, [])

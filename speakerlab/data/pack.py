@@ -3,7 +3,7 @@
 In: a data directory. Out: `shards/` (or `features/`) in it, and more lines in `rejected.tsv`.
 The tables alone determine the shard of each utterance, so that an interrupted packing can continue
 and several jobs can share one. Shards are written atomically. With an object store, each complete
-shard is uploaded, at last the tables, and only a reference to the store is written to `shards/`.
+shard is uploaded, and after all shards the tables; `shards/` then only refers to the store.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +49,9 @@ from speakerlab.data.tables import (
 log = logging.getLogger(__name__)
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held while the shards are joined, and while it is checked
+LOCK = (
+    ".pack.lock"  # held while the shards are joined, and while a directory is checked
+)
 REFUSED = "refused.tsv"  # broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # for a corpus that is large enough, so that jobs can share it
 # wave_S, int16 -> feats_TF, float32
@@ -387,14 +389,11 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     folder = job.folder
     layout = job.layout
     num_shards = len(job.bounds) - 1
-    shard_names: list[str] = []
     shard_arrays: list[dict[str, np.ndarray]] = []
     rejected: dict[str, Rejection] = {}
-    kind_of: dict[str, str] = {}
+    kind_of: dict[str, str] = {}  # of utterances that may be no speech
     for shard in range(num_shards):
-        done_file = job.done_file(shard)
-        arrays, shard_facts = read_arrays(done_file)
-        shard_names.append(f"{done_file.stem}.tar")
+        arrays, shard_facts = read_arrays(job.done_file(shard))
         shard_arrays.append(arrays)
         rejected |= shard_facts["rejected"]
         # Shards of an earlier version lack them.
@@ -403,47 +402,14 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     refused_list = folder / REFUSED
     refused_list.unlink(missing_ok=True)
 
-    # The columns of all shards, one after another.
-    joined: dict[str, np.ndarray] = {}
-    for name in shard_arrays[0]:
-        parts = [arrays[name] for arrays in shard_arrays]
-        joined[name] = np.concatenate(parts)
-    shard_sizes = [len(arrays["row"]) for arrays in shard_arrays]
-    shard_numbers = np.arange(num_shards, dtype=np.int32)
-    utterances = [job.columns.ids[row] for row in joined["row"]]
-
-    # Where the blocks of each utterance begin: block_N has one more element than utterances.
-    num_blocks_N = -(-joined["num_units"] // layout.block_units)  # rounded up
-    block_N = np.concatenate([[0], np.cumsum(num_blocks_N)])
-    block_start_K = joined["block_start"]
-    block_size_K = joined["block_size"]
-    if layout.codec != "flac":
-        # Only compressed blocks need their places; others follow from the size of a block.
-        block_start_K = block_start_K[:0]
-        block_size_K = block_size_K[:0]
-
+    packed = _join_arrays(job, shard_arrays, facts)
     # Rejections change the columns, and with them the digest that the index belongs to.
-    columns = job.columns
     if rejected:
         all_rejected = read_rejected(folder)
         all_rejected |= rejected
         write_rejected(folder, all_rejected)
         columns = read_columns(folder, sample_rate=layout.sample_rate)
-    packed = Packed(
-        folder=job.work_dir,
-        layout=layout,
-        sha256=columns.sha256,
-        facts=dict(facts),
-        shards=tuple(shard_names),
-        ids=Strings.of(utterances),
-        shard_N=np.repeat(shard_numbers, shard_sizes),
-        start_N=joined["start"],
-        num_units_N=joined["num_units"],
-        block_N=block_N.astype(np.int64),
-        crc_K=joined["crc"],
-        block_start_K=block_start_K,
-        block_size_K=block_size_K,
-    )
+        packed = replace(packed, sha256=columns.sha256)
     _write_index(job, packed)
     _move_to_place(job)
     store_columns(folder, sample_rate=layout.sample_rate)
@@ -474,8 +440,55 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     return f"{line}; {len(rejected)} cannot be read, see {folder}/rejected.tsv"
 
 
+def _join_arrays(
+    job: Job,
+    shard_arrays: Sequence[dict[str, np.ndarray]],
+    facts: dict[str, object],
+) -> Packed:
+    """Return the index over all shards, from the arrays of each shard's done file.
+
+    facts: how the shards were made.
+    """
+    layout = job.layout
+    num_shards = len(shard_arrays)
+    # The arrays of all shards, one after another.
+    joined: dict[str, np.ndarray] = {}
+    for name in shard_arrays[0]:
+        arrays_of_shards = [arrays[name] for arrays in shard_arrays]
+        joined[name] = np.concatenate(arrays_of_shards)
+    shard_names = [f"{job.done_file(shard).stem}.tar" for shard in range(num_shards)]
+    shard_sizes = [len(arrays["row"]) for arrays in shard_arrays]  # utterances
+    shard_numbers = np.arange(num_shards, dtype=np.int32)
+    utterances = [job.columns.ids[row] for row in joined["row"]]
+
+    # Where the blocks of each utterance begin: block_N has one more element than utterances.
+    num_blocks_N = -(-joined["num_units"] // layout.block_units)  # rounded up
+    block_N = np.concatenate([[0], np.cumsum(num_blocks_N)])
+    block_start_K = joined["block_start"]
+    block_size_K = joined["block_size"]
+    if layout.codec != "flac":
+        # Only compressed blocks need their places; others follow from the size of a block.
+        block_start_K = block_start_K[:0]
+        block_size_K = block_size_K[:0]
+    return Packed(
+        folder=job.work_dir,
+        layout=layout,
+        sha256=job.columns.sha256,
+        facts=dict(facts),
+        shards=tuple(shard_names),
+        ids=Strings.of(utterances),
+        shard_N=np.repeat(shard_numbers, shard_sizes),
+        start_N=joined["start"],
+        num_units_N=joined["num_units"],
+        block_N=block_N.astype(np.int64),
+        crc_K=joined["crc"],
+        block_start_K=block_start_K,
+        block_size_K=block_size_K,
+    )
+
+
 def _write_index(job: Job, packed: Packed) -> None:
-    """Write the index beside the shards; here, a reference is left of those in a store."""
+    """Write the index beside the shards: for those in a store, into it, and a reference here."""
     packed.write()
     store = job.store
     if store is None:

@@ -56,8 +56,8 @@ FIRST_PAUSE = 0.5
 ATTEMPT_SECONDS = 20.0
 NUM_CONNECTIONS = 16  # of the process that reads ahead
 DEFAULT_GB = 100.0
-# Pieces that leave the cache at once: listing it takes a while.
-LEAVING_SHARE = 0.1
+# Share of a full cache that is removed at once, because listing the files takes a while.
+REMOVED_SHARE = 0.1
 NUM_LOCKS = 256
 INDICES = "index"  # the folder of the copy of an index
 ABANDONED_SECONDS = 600.0  # a partial file this old is one of a process that was killed
@@ -239,10 +239,10 @@ def parse_store(url: str) -> Store:
 
 @dataclass
 class Cache:
-    """Files on a local disk, of at most `max_bytes` together; the least recently used leave first.
+    """Files on a local disk, of at most `max_bytes` together; the least recently used go first.
 
-    Its processes, and their threads, exclude each other by locks. A file appears complete, by a
-    rename, and a reader has it open, so that it may be removed meanwhile.
+    Its processes, and their threads, exclude each other by locks. A file is complete when it gets
+    its name. It may be removed while it is read: the reader has it open.
     """
 
     configured_folder: Path | None  # None: the default folder
@@ -270,7 +270,7 @@ class Cache:
         return content if len(content) == num_bytes else None
 
     def add(self, path: Path, content: bytes) -> None:
-        """Write a file, after the least recently used ones have left if there is no room.
+        """Write a file; if there is no room, remove the least recently used ones first.
 
         Raises ValueError, one line, if other files fill the disk.
         """
@@ -327,22 +327,27 @@ class Cache:
         with self._locked("ledger"):
             used = self._read_ledger()
             if used is None or used + num_bytes > self.max_bytes:
-                # More than is needed, because finding the files takes a while.
-                share_bytes = int(self.max_bytes * (1 - LEAVING_SHARE))
-                used = self._evict(min(self.max_bytes - num_bytes, share_bytes))
+                remaining_bytes = int(self.max_bytes * (1 - REMOVED_SHARE))
+                used = self._evict(min(self.max_bytes - num_bytes, remaining_bytes))
             self._write_ledger(used + num_bytes)
 
     def _shrink(self, num_bytes: int) -> None:
-        """Let a quarter of the files leave, for `num_bytes` that are already counted."""
+        """Remove a quarter of the bytes, for `num_bytes` that are already counted."""
         with self._locked("ledger"):
-            used = self._read_ledger() or 0
-            self._write_ledger(self._evict(used * 3 // 4) + num_bytes)
+            used = self._read_ledger()
+            # Unknown if the full disk had no room for the ledger either: count the files.
+            if used is None:
+                used = self._evict(self.max_bytes)
+            remaining = self._evict(used * 3 // 4)
+            self._write_ledger(remaining + num_bytes)
 
     def _read_ledger(self) -> int | None:
         """Return the bytes of all files or, if some were removed since, more; None if unknown."""
+        ledger = self.folder / "ledger"
         try:
-            return int((self.folder / "ledger").read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):  # cut by the end of a host
+            return int(ledger.read_text(encoding="ascii"))
+        # Not written yet, or cut short when the host went down.
+        except (FileNotFoundError, ValueError):
             return None
 
     def _write_ledger(self, num_bytes: int) -> None:
@@ -352,7 +357,7 @@ class Cache:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            ledger.unlink(missing_ok=True)  # the next one counts again
+            ledger.unlink(missing_ok=True)  # unknown: the next process counts the files
 
     def _evict(self, max_bytes: int) -> int:
         """Remove the least recently used files above `max_bytes`; return the bytes that remain."""
@@ -363,13 +368,13 @@ class Cache:
                 if S_ISREG(status.st_mode):  # tables are in folders of this depth
                     files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
-        long_ago = time.time() - ABANDONED_SECONDS
+        abandoned_before = time.time() - ABANDONED_SECONDS
         for used_at, size, path in sorted(files):
             if total <= max_bytes:
                 break
-            # A partial file is being written; an index was found, and is going to be opened.
-            stays = path.suffix == ".partial" or path.parent.name == INDICES
-            if stays and used_at > long_ago:
+            # A process may be writing a partial file, or be about to open an index.
+            may_be_needed = path.suffix == ".partial" or path.parent.name == INDICES
+            if may_be_needed and used_at > abandoned_before:
                 continue
             path.unlink(missing_ok=True)
             total -= size
@@ -413,9 +418,10 @@ class RemoteShards:
         with CACHE.lock(path):
             if path.exists() and file_sha256(path) == self.index_sha256:
                 with suppress(OSError):
-                    os.utime(path)  # used now: others leave the cache first
+                    os.utime(path)  # used now, so others are removed first
                 return path
-            for _ in range(2):  # a bit may fall over on its way
+            # Twice, because a bit may be damaged on its way.
+            for _ in range(2):
                 content = self.store.read_parts(name, self.index_bytes)
                 if sha256(content).hexdigest() == self.index_sha256:
                     CACHE.add(path, content)
@@ -547,18 +553,20 @@ def _fetch_lists(
 ) -> None:
     die_with_parent()
     leave_signals_to_parent()
-    # When its parent exits, multiprocessing sends it this one, and waits for its end.
+    # When the parent exits, multiprocessing sends SIGTERM to this process, and waits for its end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    first = 0
+    num_passed = 0  # items of the lists so far
     running: deque[Future[object]] = deque()
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
         for items in lists:
-            while first >= num_yielded.value + num_ahead:
+            while num_passed >= num_yielded.value + num_ahead:
                 time.sleep(POLL_SECONDS)
-            first += len(items)
-            if first <= num_yielded.value:
+            num_passed += len(items)
+            if num_passed <= num_yielded.value:
                 continue  # the data workers already read these
             for item in items:
-                running.append(pool.submit(fetch, draw(item)))
+                drawn = draw(item)
+                running.append(pool.submit(fetch, drawn))
+                # Wait for the oldest request, so that not all items are drawn at once.
                 if len(running) > 2 * NUM_CONNECTIONS:
                     running.popleft().exception()

@@ -79,7 +79,7 @@ class Layout:
         return FEATURES if self.codec == "fbank" else WAVES
 
 
-# Arrays and facts of the index: the arrays of `Packed` by their names there.
+# Arrays of `Packed` that the index holds under the same names.
 COLUMNS = (
     "shard_N",
     "start_N",
@@ -89,10 +89,9 @@ COLUMNS = (
     "block_start_K",
     "block_size_K",
 )
+# All arrays and facts of the index.
 ARRAYS = ("shard", "id", *COLUMNS)
 FACTS = keys(layout=Layout, sha256=str, facts=dict[str, Any])
-
-
 # First byte, size in bytes, and CRC of a block.
 BlockPlace = tuple[int, int, int]
 
@@ -307,7 +306,7 @@ class Packed:
         for name, min_size in zip(self.shards, self.num_bytes_of_shards):
             path = self.folder / name
             if self.remote is None:
-                # Asked once: another packing may replace the shards between two questions.
+                # Not `exists` and then `stat`: another packing may replace the shards in between.
                 with suppress(FileNotFoundError):
                     sizes[name] = path.stat().st_size
             if sizes.get(name, -1) < min_size:
@@ -320,32 +319,18 @@ class Packed:
         not give them, and FileNotFoundError if the shard is missing.
         """
         layout = self.layout
-        num_units = int(self.num_units_N[row])
         end = first + count
-        assert 0 <= first <= end <= num_units
+        assert 0 <= first <= end <= int(self.num_units_N[row])
 
-        # The blocks of the utterance that hold the range, and their places in the shard.
+        # The blocks of the utterance that hold the range.
         first_block = first // layout.block_units
         end_block = -(-end // layout.block_units)  # rounded up
-        number_K = np.arange(first_block, end_block)  # within the utterance
-        block_K = number_K + int(self.block_N[row])
-        if layout.codec == "flac":
-            start_K = self.block_start_K[block_K]
-            size_K = self.block_size_K[block_K]
-        else:
-            block_bytes = layout.block_units * layout.unit_bytes
-            offset_K = number_K * block_bytes
-            remaining_K = num_units * layout.unit_bytes - offset_K
-            size_K = np.minimum(remaining_K, block_bytes)
-            start_K = int(self.start_N[row]) + offset_K
         num_mel_bins = layout.unit_bytes // 4  # of a frame of float32
-        if not len(block_K):
+        if first_block >= end_block:
             if layout.codec == "fbank":
                 return np.empty((0, num_mel_bins), "<f4")
             return np.empty(0, "<i2")
-
-        crc_K = self.crc_K[block_K]
-        places = list(zip(start_K.tolist(), size_K.tolist(), crc_K.tolist()))
+        places = self._places(row, first_block, end_block)
         data, blocks = self._read_blocks(row, places)
 
         # Decode the blocks, then cut off what lies before and after the range.
@@ -358,6 +343,24 @@ class Packed:
             units = np.frombuffer(data, "<i2")
         first_read = first_block * layout.block_units
         return units[first - first_read : end - first_read]
+
+    def _places(self, row: int, first_block: int, end_block: int) -> list[BlockPlace]:
+        """Return the places of a range of an utterance's blocks in its shard."""
+        layout = self.layout
+        number_K = np.arange(first_block, end_block)  # within the utterance
+        block_K = number_K + int(self.block_N[row])
+        if layout.codec == "flac":
+            start_K = self.block_start_K[block_K]
+            size_K = self.block_size_K[block_K]
+        else:
+            # Blocks of equal size follow each other; the last one may be smaller.
+            block_bytes = layout.block_units * layout.unit_bytes
+            offset_K = number_K * block_bytes
+            utterance_bytes = int(self.num_units_N[row]) * layout.unit_bytes
+            size_K = np.minimum(utterance_bytes - offset_K, block_bytes)
+            start_K = int(self.start_N[row]) + offset_K
+        crc_K = self.crc_K[block_K]
+        return list(zip(start_K.tolist(), size_K.tolist(), crc_K.tolist()))
 
     def _read_blocks(
         self, row: int, places: Sequence[BlockPlace]

@@ -3,11 +3,11 @@
 A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds) and, if
 recordings are cut up, `segments` (id recording start end, in seconds). A test set has `trials*`.
 `rejected.tsv` (id, path, reason) lists excluded audio: utterances of the tables and, under ids that
-begin with NAMELESS, files that have no line there. Those of NOT_USED are sound, but were left out
-on purpose. `utt2<name>` and `spk2<name>` hold conditions of an utterance or a speaker, in one word;
-`enroll.map` (model utterance ...) lists the utterances of each enrolment model of a trial list.
-`about` has facts about the recordings, under the keys of ABOUT, for the cards of models that are
-trained on them.
+begin with NAMELESS, files that have no line there. Ids that begin with NOT_USED are of good files
+that were left out on purpose. `utt2<name>` and `spk2<name>` hold conditions of an utterance or a
+speaker, in one word. `enroll.map` (model utterance ...) lists the utterances of each enrolment
+model of a trial list. `about` has facts about the recordings, under the keys of ABOUT, for the
+cards of models that are trained on them.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ CONDITION_COLUMNS = "id value"  # of utt2<name> and spk2<name>
 OTHER_COLUMNS = "id text"  # of a table of any other name
 # Beginnings of the names of tables that a data directory may have several of.
 NAMED_TABLES = ("trials", "utt2", "spk2")
-# Tables named like conditions that are none; every data directory may have them.
+# Tables that are named like conditions, but hold none; every data directory may have them.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
 # Characters that cannot be in a line of UTF-8.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -73,13 +73,7 @@ def read_table(
     raise ValueError without it.
     """
     if not path.exists():
-        fix = (
-            "prepare the data directory first (prepare.py of a recipe), or correct the"
-            " path"
-        )
-        if path.name == "utt2dur":
-            fix = f"run `speakerlab check {path.parent}`"
-        raise FileNotFoundError(f"{path}: no such file; {fix}")
+        raise FileNotFoundError(f"{path}: no such file; {_missing_fix(path)}")
 
     line_faults = Faults() if faults is None else faults
     wanted = columns or columns_of(path.name)
@@ -114,7 +108,8 @@ def read_table(
                 table[key] = fields[1].rstrip()
             else:
                 table[key] = " ".join(fields[1:])
-    _check_spellings(table, path, wanted, line_faults)
+    if wanted == COLUMNS["utt2spk"]:
+        _check_spellings(table, path, line_faults)
     # A caller that passes `faults` reports them together with the faults of other tables.
     if faults is None:
         line_faults.raise_if_any(f"{path}: refused")
@@ -140,12 +135,17 @@ def command_fix(recording: str, command: str) -> str:
     )
 
 
-def _check_spellings(
-    table: Mapping[str, str], path: Path, columns: str, faults: Faults
-) -> None:
+def _missing_fix(path: Path) -> str:
+    """Return the fix of a table that is not there."""
+    if path.name == "utt2dur":
+        return f"run `speakerlab check {path.parent}`"
+    return (
+        "prepare the data directory first (prepare.py of a recipe), or correct the path"
+    )
+
+
+def _check_spellings(table: Mapping[str, str], path: Path, faults: Faults) -> None:
     """Report two spellings of a speaker, which would make one person two classes."""
-    if columns != COLUMNS["utt2spk"]:
-        return
     try:
         refuse_twins(table.values(), where=str(path), kind="speakers")
     except ValueError as error:
@@ -162,9 +162,9 @@ def columns_of(name: str) -> str:
     return OTHER_COLUMNS
 
 
-def _column_fix(num_more: int) -> str:
-    """Return the fix of a line with so many columns more than its table has."""
-    if num_more < 0:
+def _column_fix(num_extra: int) -> str:
+    """Return the fix of a line with `num_extra` columns more than its table has."""
+    if num_extra < 0:
         return "add the missing columns"
     return "remove the other columns, and write a name with blanks as one word"
 
@@ -353,8 +353,8 @@ def keep_roots(folders: Iterable[Path]) -> Iterator[ValueError | None]:
     """Keep prepare.py from replacing these data directories; wait for one that is running.
 
     A prepare.py holds the lock file in the parent folder of the directories; without such a file,
-    no prepare.py has written there. Yields None, or the error of a lock that cannot be taken, since
-    the data may belong to another user. The caller raises this error if it has to write.
+    no prepare.py has written there. Yields None, or the error of a lock that cannot be taken, for
+    example on data of another user. The caller raises this error if it has to write.
     """
     root_locks: set[Path] = set()
     for folder in folders:
@@ -434,7 +434,7 @@ def write_table(path: Path, table: Mapping[str, str]) -> None:
 
 
 def one_word(value: str) -> str:
-    """Return a value of a condition as one word, with '_' for blanks."""
+    """Return a value of a table, or a name in RTTM, as one word, with '_' for blanks."""
     return "_".join(value.split())
 
 

@@ -88,6 +88,7 @@ def fit_calibration(
         point = int(np.argmax(p_fa_K <= rate))
         threshold_at_far[f"{rate:g}"] = _midway(threshold_K, point)
 
+    # The first point with at least as many misses as false alarms; the difference ascends.
     eer_point = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
     return Calibration(
         slope=float(line.weights_F[0]),

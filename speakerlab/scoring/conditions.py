@@ -34,22 +34,23 @@ def condition_rows(
 ) -> list[dict[str, Any]]:
     """Measure each value of each condition that has trials for at least two values.
 
-    columns: condition -> (id -> value). seconds: id -> duration; trials are binned by their shorter
-    side. If the value of a side is unknown, the trial is in no row of that condition. speakers:
-    (enrol_speaker_N, test_speaker_N) for the intervals (200 replicates). Rates are None if one kind
-    of trial is missing; the interval is also None with too few speakers.
+    speakers: (enrol_speaker_N, test_speaker_N), for the intervals (200 replicates).
+    columns: condition -> (id -> value).
+    seconds: id -> duration; trials are binned by their shorter side.
+    A trial with an unknown value on a side is in no row of that condition. Rates are None if one
+    kind of trial is missing; the interval is also None with too few speakers.
     """
     scores_N = np.asarray(scores)
     enrol_speaker_N, test_speaker_N = speakers
-    groups: dict[str, Iterator[Group]] = {}
+    groups_of: dict[str, Iterator[Group]] = {}
     for condition, table in columns.items():
-        groups[condition] = _by_value(trials, table)
-    groups[SHORTER_SIDE] = _by_duration(trials, seconds)
+        groups_of[condition] = _by_value(trials, table)
+    groups_of[SHORTER_SIDE] = _by_duration(trials, seconds)
 
     rows: list[dict[str, Any]] = []
-    for condition, values in groups.items():
+    for condition, groups in groups_of.items():
+        with_trials = [(value, chosen) for value, chosen in groups if len(chosen)]
         # A condition with a single value would repeat the result of the whole list.
-        with_trials = [(value, chosen) for value, chosen in values if len(chosen)]
         if len(with_trials) < 2:
             continue
         for value, chosen in with_trials:
@@ -115,7 +116,7 @@ def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[Group]:
     code_of = {value: code for code, value in enumerate(values)}
 
     def find_code(name: str) -> int:
-        """Return the number of an utterance's value, -1 if it is unknown."""
+        """Return the index of an utterance's value in `values`, -1 if it is unknown."""
         return code_of.get(table.get(name, ""), -1)
 
     enrol_N, test_N = trials.look_up(find_code)

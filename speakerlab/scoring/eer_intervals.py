@@ -19,12 +19,13 @@ sample: without an error, its interval is [0, 0]. Here an interval has four part
    degrees of freedom follow from the fourth moments of the influences (Satterthwaite, "An
    approximate distribution of estimates of variance components", Biometrics Bulletin 2(6), 1946):
    a few speakers with most of the errors show the variance less well than equal ones.
-4. Each bound misses the truth in 2.5 % of the samples, except where one of them cannot: a true EER
-   so low that more than 2.5 % of the samples have no error is hardly ever above the interval, as
-   those of such samples hold it. There, the lower bound may miss it in 5 %, as in the exact
-   intervals of Blaker ("Confidence curves and improved exact confidence intervals for discrete
-   distributions", Canadian Journal of Statistics 28(4), 2000). With 2.5 %, intervals of 6 to 20
-   speakers and EERs of 1 to 3 % would hold the truth in 98 to 99 %.
+4. Each bound misses the truth in 2.5 % of the samples, except where one of them hardly can. This
+   is so for a true EER so low that more than 2.5 % of the samples have no error: it is in the
+   interval of such a sample, and below the upper bound of every other sample. The lower bound may
+   then miss it in 5 %, as in the exact intervals of Blaker ("Confidence curves and improved exact
+   confidence intervals for discrete distributions", Canadian Journal of Statistics 28(4), 2000).
+   With 2.5 %, intervals of 6 to 20 speakers and EERs of 1 to 3 % would hold the truth in 98 to
+   99 %.
 
 The interval of a difference joins those of both systems, with equal tails (Zou and Donner,
 "Construction of confidence limits about effect measures", Statistics in Medicine 27(10), 2008), and
@@ -42,9 +43,9 @@ from scipy.special import betaincinv, ndtri, stdtrit
 from speakerlab.core.intervals import MIN_GROUPS
 from speakerlab.scoring.metrics import checked, eer
 
-LEVEL = 0.05  # an interval misses the truth so often
-# In part 2, each utterance of a speaker after the first counts as so many independent trials. That
-# is more than one, because an EER changes by only a part of a change of the miss rate. The number
+LEVEL = 0.05  # probability that an interval misses the truth
+# In part 2, each utterance of a speaker after the first counts as this number of independent
+# trials. It is above one, because an EER changes by only a part of a change of the miss rate. It
 # was chosen so that the intervals of tests/choose_claims.py hold the truth in 95 % of the corpora.
 TRIALS_PER_REPEAT = 2.5
 MIN_FREEDOM = 3.0  # degrees of freedom
@@ -87,10 +88,10 @@ class EerEstimate:
         if limits is None or self.eer == 0:
             return limits
         low, high = limits
-        # Of a sample without errors, whose interval holds all EERs below.
+        # Part 4 of the docstring of this file. The interval of a sample without errors ends here.
         num_independent = TRIALS_PER_REPEAT * self.num_repeats
         errorless_high = float(betaincinv(0.5, num_independent + 0.5, 1 - LEVEL / 2))
-        # Such EERs are missed by lower bounds only, which may do so with the whole probability.
+        # A true EER below is missed by lower bounds only, in twice as many samples.
         one_sided = self.equal_tails(2 * LEVEL)
         assert one_sided is not None
         highest_low, _ = one_sided
@@ -101,7 +102,8 @@ class EerEstimate:
         if self.num_speakers < MIN_GROUPS:
             return None
         tail = level / 2
-        # Away from 0 and 1, where a proportion would have no variance.
+        # Part 2: mix both variances. The rate is kept away from 0 and 1, where a proportion would
+        # have no variance.
         rate = (self.eer * self.num_repeats + 1) / (self.num_repeats + 2)
         variance_of_trial = rate * (1 - rate)
         num_independent = TRIALS_PER_REPEAT * self.num_repeats
@@ -109,8 +111,9 @@ class EerEstimate:
         weight = self.num_erring / (self.num_erring + 1)
         variance = weight * self.variance + (1 - weight) * independent
 
-        # The proportion of so many independent trials has this variance.
+        # Part 3: the number of independent trials whose proportion has this variance.
         num_trials = min(variance_of_trial / variance, MAX_TRIALS)
+        # Student's quantile is further out than the normal one; fewer trials widen the interval.
         freedom = self._degrees_of_freedom()
         widening = stdtrit(freedom, tail) / ndtri(tail)
         num_trials /= widening**2
@@ -166,21 +169,23 @@ def estimate_eer(
     is_missed = target_scores <= threshold
     is_accepted = other_scores >= threshold
 
-    # What each trial adds to the EER.
+    # What each trial adds to the EER, compared with a trial of average difficulty.
     miss_weight = _weight_of_misses(target_scores, other_scores, threshold)
-    miss_influence = miss_weight * (is_missed - is_missed.mean()) / len(target_scores)
-    alarm_influence = is_accepted - is_accepted.mean()
-    alarm_influence = (1 - miss_weight) * alarm_influence / len(other_scores)
+    excess_miss = is_missed - is_missed.mean()
+    excess_alarm = is_accepted - is_accepted.mean()
+    miss_influence = miss_weight * excess_miss / len(target_scores)
+    alarm_influence = (1 - miss_weight) * excess_alarm / len(other_scores)
 
     # Sum over the trials of each speaker.
     target_speaker = enrol_speaker_N[is_target_N]
     enrol_speaker = enrol_speaker_N[~is_target_N]
     test_speaker = test_speaker_N[~is_target_N]
-    num_numbers = 1 + int(max(enrol_speaker_N.max(), test_speaker_N.max()))
-    influence_S = np.zeros(num_numbers)
-    influence_S += np.bincount(target_speaker, miss_influence, num_numbers)
-    influence_S += np.bincount(enrol_speaker, alarm_influence, num_numbers)
-    influence_S += np.bincount(test_speaker, alarm_influence, num_numbers)
+    highest_number = int(max(enrol_speaker_N.max(), test_speaker_N.max()))
+    size = highest_number + 1
+    influence_S = np.zeros(size)
+    influence_S += np.bincount(target_speaker, miss_influence, size)
+    influence_S += np.bincount(enrol_speaker, alarm_influence, size)
+    influence_S += np.bincount(test_speaker, alarm_influence, size)
 
     num_with_targets = len(np.unique(target_speaker))
     num_with_nontargets = len(np.union1d(enrol_speaker, test_speaker))
@@ -238,6 +243,7 @@ def _difference_interval(
         correlation = first.covariance(second) / deviations
 
     def join(first_distance: float, second_distance: float) -> float:
+        """Return the distance of the difference from its bound, given those of both EERs."""
         square = first_distance**2 + second_distance**2
         square -= 2 * correlation * first_distance * second_distance
         return float(np.sqrt(max(square, 0.0)))

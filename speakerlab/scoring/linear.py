@@ -15,7 +15,7 @@ from speakerlab.core.counting import count_of
 from speakerlab.scoring.metrics import checked
 from speakerlab.scoring.minima import TooFewError, min_speakers
 
-# Training trials of either kind in a fold: more trials do not change the fit.
+# Trials of either kind that cross-validation learns from: more do not change the fit.
 MAX_OF_A_KIND = 200_000
 NUM_FOLDS = 5
 GRADIENT_AT_END = 1e-10  # the loss is of the order of 1

@@ -372,6 +372,27 @@ def test_a_full_disk_makes_room_and_otherwise_is_one_line(tmp_path, monkeypatch)
         cache.add(path.with_name("more"), bytes(1000))
 
 
+def test_a_full_disk_without_a_ledger_empties_a_quarter_of_the_cache(
+    tmp_path, monkeypatch
+):
+    cache = Cache(tmp_path / "full", max_bytes=100_000)
+    for number in range(8):
+        cache.add(cache.folder / f"key/shard/{number}", bytes(1000))
+    # The disk has no room for the ledger, nor for another piece.
+    (cache.folder / "ledger").unlink()
+    monkeypatch.setattr(Cache, "_write_ledger", lambda cache, num_bytes: None)
+    write_bytes = Path.write_bytes
+
+    def write(path: Path, content: bytes) -> int:
+        if bytes_in(cache) + len(content) > 8000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    cache.add(cache.folder / "key/shard/8", bytes(1000))
+    assert bytes_in(cache) == 7000
+
+
 def read_all(folder: Path) -> dict[str, int]:
     waves = waves_of(folder)
     return {name: stable_hash(wave_S.tobytes().hex()) for name, wave_S in waves.items()}
