@@ -29,7 +29,7 @@ SPEAKERS = Path("speakers.safetensors")  # default of --speakers
 
 
 def _stem(text: str) -> Path:
-    """Read the path of files without their ending; a folder is none."""
+    """Read the path of files without their ending; refuse a folder."""
     if text.endswith(("/", os.sep)):  # Windows has both
         raise argparse.ArgumentTypeError(
             f"{text} is a folder; add the name of the files, such as {text}emb"
@@ -244,7 +244,7 @@ class Parser(argparse.ArgumentParser):
                 " (default: that of the experiments' results)"
             )
         self.add("systems [NAME=]SYSTEM", systems, nargs="+")
-        # Given again, not followed by more: it may stand before the systems.
+        # `append` takes one list each time, so that the option may come before the systems.
         self.add_argument(
             "--trials",
             metavar="[NAME=]FILE",
@@ -444,9 +444,10 @@ def collect_warnings() -> Iterator[list[str]]:
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """Return an object as one line of JSON, with names of all scripts as they are.
+    """Return an object as one line of JSON.
 
-    Only an output that is not UTF-8 needs escapes.
+    Names in all scripts are written as they are, unless the output is not UTF-8: then they are
+    escaped.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     is_utf8 = codecs.lookup(encoding).name == "utf-8"
@@ -498,7 +499,7 @@ def _message(error: Exception) -> str:
 def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoReturn:
     """Call `main` and exit; wrong input: code 1 and one line; bug: a traceback.
 
-    A command whose output is no longer read, as after `| head`, exits without a word.
+    A command whose output is no longer read, as after `| head`, exits without a message.
     """
     logging.basicConfig(
         format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO
@@ -524,11 +525,12 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoRe
 
 
 def prepare_output() -> None:
-    """Make both outputs take any text; an output that the caller has closed leads nowhere."""
+    """Make both outputs take any text; replace an output that the caller has closed by devnull."""
     for name in ("stdout", "stderr"):
         output = getattr(sys, name)
         if output is None:
-            # It gets the lowest free number, which the next file would get, and with it the output.
+            # The file takes the closed output's number. Otherwise, the next opened file would get
+            # it, and C libraries would write their output into that file.
             output = Path(os.devnull).open("w")  # noqa: SIM115
             setattr(sys, name, output)
         # Escape what cannot be encoded, such as file names that are not UTF-8.
@@ -556,7 +558,7 @@ def is_output_closed() -> bool:
     poll = select.poll()
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
-            # The mask is empty: errors are always reported.
+            # The mask 0 asks for no events: poll always reports errors.
             poll.register(stream.fileno(), 0)
     events = [event for _, event in poll.poll(0)]
     return any(event & select.POLLERR for event in events)

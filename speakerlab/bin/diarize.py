@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
+from speakerlab.bin.command import Parser, choose_gpus, model_of, parser, plain_text
 from speakerlab.bin.embed import find_recordings, name_files
 from speakerlab.bin.live import check_options, diarize_live
 from speakerlab.bin.words import pair, write_words
@@ -19,6 +19,7 @@ from speakerlab.core.atomic import check_writable, locked, write_json, write_tex
 from speakerlab.core.counting import count_of
 from speakerlab.core.reading import read_json
 from speakerlab.core.registry import PLUGINS_VARIABLE
+from speakerlab.core.tuning import Tuning
 from speakerlab.data.listing import shorten
 from speakerlab.data.tables import list_tables
 from speakerlab.diarization.clustering import METHODS
@@ -53,26 +54,20 @@ def main(arguments: Sequence[str]) -> None:
     if args.live:
         diarize_live(args)
         return
+    # All inputs are read before the long computation, so that an error in them comes at once.
     files = find_recordings(args.files, where="diarize")
     names = name_files(files)
     regions = read_regions(args.vad, names)
     if args.out is not None:
         check_writable(args.out / f"{shorten(names[0])}.rttm")
-    # Before the long computation, as an error in a transcript can be corrected first.
     transcripts: dict[str, Transcript] = {}
     if args.words is not None:
         given = read_transcripts(args.words)
         transcripts = pair(given, dict.fromkeys(names, ()), where=args.words)
-    # The import loads a runtime, which `--help` does not need.
-    segmentation = None
-    if args.segmentation is not None:
-        from speakerlab.inference.segmentation import Segmentation
-
-        segmentation = Segmentation(args.segmentation, device=args.device)
+    segmentation = segmentation_of(args)
     model = model_of(args)
-    # Before the first recording: an error in the speakers affects all recordings.
     if args.known is not None:
-        from speakerlab.inference.diarize import check_enrolled
+        from speakerlab.inference.known_speakers import check_enrolled
 
         model.load_speakers(args.known)
         check_enrolled(model)
@@ -93,20 +88,30 @@ def main(arguments: Sequence[str]) -> None:
         process.leave(process.EXIT_INPUT)
 
 
+def segmentation_of(args: Namespace) -> "Segmentation | None":
+    """Load the model of --segmentation; None without it."""
+    if args.segmentation is None:
+        return None
+    # The import loads a runtime, which `--help` does not need.
+    from speakerlab.inference.segmentation import Segmentation
+
+    return Segmentation(args.segmentation, device=args.device)
+
+
 def write_transcripts(
     out: Path,
     sources: Sequence["Source"],
     transcripts: Mapping[str, Transcript],
 ) -> None:
     """Write the transcripts with the speakers of the turns in the folder."""
-    # A recording that failed may have the turns of an earlier run.
-    kept = Namespace(force=False)
     for source in sources:
-        if source.name in transcripts and is_diarized(out, source, kept):
-            # Without speech, the file is empty.
-            turns_of = read_rttm(source.place(out, ".rttm"))
-            turns = [turn for recording in turns_of.values() for turn in recording]
-            write_words(out, source.name, transcripts[source.name], turns)
+        # A recording that failed may have the turns of an earlier run, from other inputs.
+        if source.name not in transcripts or not is_diarized(out, source):
+            continue
+        # The file has the turns of one recording; without speech, it is empty.
+        turns_of = read_rttm(source.place(out, ".rttm"))
+        turns = [turn for recording in turns_of.values() for turn in recording]
+        write_words(out, source.name, transcripts[source.name], turns)
 
 
 @dataclass(frozen=True)
@@ -148,18 +153,18 @@ def diarize_into(
     """Diarize recordings without files from the same inputs; return the number of failures."""
     num_sources = len(sources)
 
+    def is_kept(source: Source) -> bool:
+        return not args.force and is_diarized(out, source)
+
     # If nothing will be written, no lock is needed.
-    if all(is_diarized(out, source, args) for source in sources):
+    if all(is_kept(source) for source in sources):
         log_kept(out, num_sources, num_sources)
         return 0
 
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK):
         # Another process may have written some of the files while this process waited.
-        missing: list[Source] = []
-        for source in sources:
-            if not is_diarized(out, source, args):
-                missing.append(source)
+        missing = [source for source in sources if not is_kept(source)]
         num_kept = num_sources - len(missing)
         if num_kept:
             log_kept(out, num_kept, num_sources)
@@ -270,7 +275,7 @@ def source_inputs(source: Source) -> list[Any]:
     return [source.name, path, stamp, source.regions]
 
 
-def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
+def is_diarized(out: Path, source: Source) -> bool:
     """Return whether all files of a recording exist and are from the same inputs.
 
     Turns that were corrected by hand since then are kept.
@@ -278,8 +283,7 @@ def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
     json_file = source.place(out, ".json")
     rttm = source.place(out, ".rttm")
     page = source.place(out, ".html")
-    are_there = json_file.is_file() and rttm.is_file() and page.is_file()
-    if args.force or not are_there:
+    if not (json_file.is_file() and rttm.is_file() and page.is_file()):
         return False
     try:
         facts = read_json(json_file)
@@ -401,7 +405,7 @@ def write_page(
 
 
 def method_of(args: Namespace, model: "SpeakerModel") -> Any:
-    """Build the clustering given by the options; without a method, set it to the model's."""
+    """Return the clustering given by the options; without --method, set it to the model's."""
     from speakerlab.diarization.ahc import Ahc  # scipy, not needed for `--help`
     from speakerlab.inference.tuning import learn_vbx
 
@@ -410,23 +414,28 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
     if args.threshold is not None:
         return Ahc(threshold=args.threshold)
     if args.method in (None, "ahc", "vbx"):
-        tuning = model.tuning
-        args.method = args.method or tuning.method
-        clustering = args.method
-        if args.method == "ahc":
-            clustering += f", threshold {tuning.threshold:g}"
+        args.method = args.method or model.tuning.method
         if args.method == "vbx":
-            # Before the first recording: the model may have none.
+            # Before the first recording: it raises an error if the model has no PLDA.
             model.read_plda()
-            clustering += f", Fb {tuning.fb:g}, PLDA of {tuning.plda_source}"
-        source = f"calibrated on {tuning.source}"
-        if tuning.source is None:
-            source = (
-                "the default; `speakerlab calibrate --for diarization` finds what fits"
-                " the model"
-            )
-        log.info("clustering: %s, %s", clustering, source)
+        log.info("clustering: %s", describe_clustering(args.method, model.tuning))
     return args.method
+
+
+def describe_clustering(method: str, tuning: Tuning) -> str:
+    """Return the method with the parameters of the model's tuning, and their source."""
+    clustering = method
+    if method == "ahc":
+        clustering += f", threshold {tuning.threshold:g}"
+    if method == "vbx":
+        clustering += f", Fb {tuning.fb:g}, PLDA of {tuning.plda_source}"
+    source = f"calibrated on {tuning.source}"
+    if tuning.source is None:
+        source = (
+            "the default; `speakerlab calibrate --for diarization` finds what fits the"
+            " model"
+        )
+    return f"{clustering}, {source}"
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -490,7 +499,12 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = options.parse_args(arguments)
     check_options(options, args)
     choose_gpus(args.gpus)
+    check_combinations(options, args)
+    return args
 
+
+def check_combinations(options: Parser, args: Namespace) -> None:
+    """Exit with an error for options that contradict each other, or need another option."""
     has_bounds = args.min_speakers != 1 or args.max_speakers is not None
     if args.speakers is not None and has_bounds:
         options.error(
@@ -511,7 +525,6 @@ def parse(arguments: Sequence[str]) -> Namespace:
         options.error("--words: needs --out DIR, which the transcripts are written to")
     if args.far is not None and args.known is None:
         options.error("--far: decides who is known; add --known FILE")
-    return args
 
 
 def read_regions(

@@ -45,11 +45,10 @@ class Embedded(NamedTuple):
 
     ids: list[str]
     embeddings: list[np.ndarray]
-    # Of the embeddings; None: they are of whole recordings.
-    windows: list[Window] | None
+    windows: list[Window] | None  # of each embedding; None for whole recordings
     rejected: dict[str, Rejection]
-    total: int  # files, or channels of files
-    unit: str
+    total: int  # number of files, or of channels
+    unit: str  # of `total`, for messages: "files" or "channels"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -73,23 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     write_rejected(args.out.parent, embedded.rejected, name=rejections.name)
 
     if embedded.ids:
-        facts: dict[str, Any] = {"precision": model.precision}
-        if embedded.windows is not None:
-            facts |= {"window": args.window, "step": args.step}
-        table = EmbeddingTable(
-            ids=embedded.ids,
-            emb_ND=np.stack(embedded.embeddings),
-            model_sha256=model.sha256,
-            facts=facts,
-        )
-        write = WRITERS[args.format]
-        written = write(args.out, table, embedded.windows)
-        log.info(
-            "%s: %s of %d dimensions",
-            written,
-            count_of(len(embedded.ids), "embedding"),
-            model.embed_dim,
-        )
+        write_embeddings(args, model, embedded)
     num_rejected = len(embedded.rejected)
     max_rejected = args.allow_rejected * embedded.total
     if num_rejected > max_rejected or not embedded.ids:
@@ -99,19 +82,42 @@ def main(arguments: Sequence[str]) -> None:
         )
 
 
+def write_embeddings(
+    args: Namespace, model: "SpeakerModel", embedded: Embedded
+) -> None:
+    """Write the embeddings in the format of --format, and log the written file."""
+    facts: dict[str, Any] = {"precision": model.precision}
+    if embedded.windows is not None:
+        facts |= {"window": args.window, "step": args.step}
+    table = EmbeddingTable(
+        ids=embedded.ids,
+        emb_ND=np.stack(embedded.embeddings),
+        model_sha256=model.sha256,
+        facts=facts,
+    )
+    write = WRITERS[args.format]
+    written = write(args.out, table, embedded.windows)
+    log.info(
+        "%s: %s of %d dimensions",
+        written,
+        count_of(len(embedded.ids), "embedding"),
+        model.embed_dim,
+    )
+
+
 def embed_recordings(
     args: Namespace, model: "SpeakerModel", files: Mapping[str, Path]
 ) -> Embedded:
     """Embed whole recordings, or each of their channels."""
-    unit = "files"
-    # Recordings of similar length are embedded together, so results are not in order.
     if args.channel == "each":
         unit = "channels"
         files, sources = split_channels(files, sample_rate=model.sample_rate)
         results = model.embed_each(sources, progress=True, check_levels=False)
     else:
+        unit = "files"
         paths = list(files.values())
         results = model.embed_each(paths, progress=True, channels=args.channel)
+    # Recordings of similar length are embedded together, so results are not in order.
     result_of = dict(results)
     ids: list[str] = []
     embeddings: list[np.ndarray] = []
@@ -123,7 +129,14 @@ def embed_recordings(
         else:
             ids.append(name)
             embeddings.append(result)
-    return Embedded(ids, embeddings, None, rejected, len(files), unit)
+    return Embedded(
+        ids=ids,
+        embeddings=embeddings,
+        windows=None,
+        rejected=rejected,
+        total=len(files),
+        unit=unit,
+    )
 
 
 def embed_windows(
@@ -147,20 +160,27 @@ def embed_windows(
         except (ValueError, OSError) as error:
             rejected[name] = (str(path), str(error))
             continue
-        # Of the recording or of each of its channels.
-        windows_of: dict[str, Windows] = {}
+        # Recording, or channel of it -> its windows.
+        windows_of: dict[str, Windows] = {name: embedded}
         if args.channel == "each":
-            for number, windows_of_channel in enumerate(embedded, start=1):
-                windows_of[f"{name}-{number}"] = windows_of_channel
-        else:
-            windows_of[name] = embedded
+            windows_of = {
+                f"{name}-{channel}": windows_of_channel
+                for channel, windows_of_channel in enumerate(embedded, start=1)
+            }
         for recording, (times_W2, emb_WD) in windows_of.items():
             # By number, because windows can begin within the same millisecond.
             for number, (start, end) in enumerate(times_W2.tolist(), start=1):
                 ids.append(f"{recording}-{number:06d}")
                 windows.append(Window(recording, start, end))
             embeddings += list(emb_WD)
-    return Embedded(ids, embeddings, windows, rejected, len(files), "files")
+    return Embedded(
+        ids=ids,
+        embeddings=embeddings,
+        windows=windows,
+        rejected=rejected,
+        total=len(files),
+        unit="files",
+    )
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -200,6 +220,13 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add_model_options()
     args = options.parse_args(arguments)
     check_windows(args)
+    check_runtime(args)
+    check_out(args)
+    return args
+
+
+def check_runtime(args: Namespace) -> None:
+    """Raise ValueError if the model needs another runtime than --runtime."""
     runtime = "onnx" if args.model.suffix == ".onnx" else "torch"
     if args.runtime not in (None, runtime):
         fix = "make one with `speakerlab export`"
@@ -208,6 +235,10 @@ def parse(arguments: Sequence[str]) -> Namespace:
         raise ValueError(
             f"--runtime: {args.model} runs with {runtime}, not {args.runtime}; {fix}"
         )
+
+
+def check_out(args: Namespace) -> None:
+    """Remove the ending of --format from --out; ValueError for a path that the format refuses."""
     # The writer appends the ending of the format. Any other ending is part of the name.
     if args.out.suffix == f".{args.format}":
         args.out = args.out.with_suffix("")
@@ -223,7 +254,6 @@ def parse(arguments: Sequence[str]) -> Namespace:
             f"--out: {one_line(path)} is not a line of UTF-8, which a .scp file needs;"
             " choose another folder, or another --format"
         )
-    return args
 
 
 def check_windows(args: Namespace) -> None:

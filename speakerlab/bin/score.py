@@ -18,6 +18,7 @@ from speakerlab.core.atomic import check_writable, locked
 from speakerlab.data.treatments import Treatment, read_treatments
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import (
+    DevelopmentSet,
     are_embedded,
     embeddings_inputs,
     model_inputs,
@@ -119,6 +120,10 @@ def inputs_of(args: Namespace) -> dict[str, Any]:
     for name, value in vars(args).items():
         if name not in NOT_RECORDED:
             options[name] = value
+    # Absolute, so that a comparison finds them from another folder.
+    trials: dict[str, str] = {}
+    for path in args.trials:
+        trials[str(path.absolute())] = done.file_digest(path)
     reference = None
     if args.reference:
         reference = done.file_digest(args.reference)
@@ -130,8 +135,7 @@ def inputs_of(args: Namespace) -> dict[str, Any]:
         **model_inputs(args.exp),
         "options": options,
         "enrolment": enrolment,
-        # Absolute, so that a comparison finds them from another folder.
-        "trials": {str(p.absolute()): done.file_digest(p) for p in args.trials},
+        "trials": trials,
         "sets": [set_inputs(args.exp, folder) for folder in folders],
         "reference": reference,
     }
@@ -273,9 +277,10 @@ def asked_rows(
         for row in rows:
             # Behind a comma are the options of the back end.
             back_end, _, _ = row["backend"].partition(",")
-            # Another name of the system is that of a folder that was renamed or copied.
-            is_asked = (row["trials"], row["system"]) == (name, args.exp.name)
-            if is_asked and back_end in args.backend:
+            # A folder that was renamed or copied also has rows with its earlier name.
+            is_of_experiment = row["system"] == args.exp.name
+            is_of_list = row["trials"] == name
+            if is_of_experiment and is_of_list and back_end in args.backend:
                 yield row, path
 
 
@@ -284,7 +289,7 @@ def decide(
 ) -> dict[str, float | None] | None:
     """Return the error rates of a row's scores at the threshold of --threshold or --far.
 
-    None for --far where the scores are not plain cosine, of which the model's calibration is.
+    None for --far if the scores are not plain cosine: the model's calibration is of those.
     """
     threshold = args.threshold
     if threshold is None:
@@ -480,16 +485,13 @@ def extract_treated(
 def notes_of_short_utterances(
     listed: TrialList, treatments: Sequence[Treatment]
 ) -> list[str]:
-    """Return a line for each duration with test utterances that are not longer."""
+    """Return a line for each duration to which some test utterances cannot be cut."""
     test_ids = listed.trials.test_ids
-    seconds: list[float] = []
-    for name in test_ids:
-        if name in listed.seconds:
-            seconds.append(listed.seconds[name])
+    seconds = [listed.seconds[name] for name in test_ids if name in listed.seconds]
     notes: list[str] = []
     for treatment in treatments:
         duration = treatment.seconds
-        # A full duration, or only a codec, does not cut utterances.
+        # An infinite duration, `full` or that of a codec alone, does not cut utterances.
         if not math.isfinite(duration):
             continue
         num_short = sum(length <= duration for length in seconds)
@@ -513,6 +515,25 @@ def open_system(
     if enrol_exp_dir is not None:
         check_one_space(exp_dir, enrol_exp_dir)
     model = model_files.find_model(exp_dir)
+    development_set = open_development(exp_dir, development)
+    # A calibration is learned from trials whose sides are of one model.
+    calibration = None
+    if enrol_exp_dir is None:
+        calibration = model_files.read_calibration(model)
+    return System(
+        exp_dir=exp_dir,
+        card=model_files.read_card(model),
+        calibration=calibration,
+        development=development_set,
+        enrol_exp_dir=enrol_exp_dir,
+    )
+
+
+def open_development(exp_dir: Path, development: Path | None) -> DevelopmentSet | None:
+    """Open the data that back ends learn from: `development`, else the first training set.
+
+    None if the default has no embeddings; for `development`, this is a ValueError.
+    """
     folder = development
     if folder is None:
         settings = model_files.read_settings(exp_dir)
@@ -531,11 +552,4 @@ def open_system(
             f" run `speakerlab extract --exp {exp_dir} --data {development}"
             " --per-speaker 10`"
         )
-    return System(
-        exp_dir=exp_dir,
-        card=model_files.read_card(model),
-        # Learned from trials whose sides are of one model.
-        calibration=None if enrol_exp_dir else model_files.read_calibration(model),
-        development=development_set,
-        enrol_exp_dir=enrol_exp_dir,
-    )
+    return development_set

@@ -44,15 +44,19 @@ def main(arguments: Sequence[str]) -> None:
     process.leave_on_ctrl_c()
     group = find_group(os.environ)
     check_group(args, group)
-    if args.asked_exp is not None and (group is None or group.rank == 0):
+    is_first = group is None or group.rank == 0
+    if args.asked_exp is not None and is_first:
         log.info("--exp %s: %s", args.asked_exp, args.exp)
+    # Restarts need a process that outlives its ranks.
+    needs_ranks = args.nproc > 1 or args.max_restarts > 0
     if args.check:
         report_needs(args)
-    elif args.nnodes > 1 or (group is None and (args.nproc > 1 or args.max_restarts)):
+    elif args.nnodes > 1 or (group is None and needs_ranks):
         # This process is not a rank: it starts the ranks of its host.
         train_on_ranks(args, arguments)
     else:
-        # Without a group, they are of another program, such as LOCAL_RANK of an older shell.
+        # Without a group, these variables are of another program, such as LOCAL_RANK of an older
+        # shell.
         for name in PLACE:
             os.environ.pop(name, None)
         if group is not None:
@@ -98,21 +102,30 @@ def parse(arguments: Sequence[str]) -> Namespace:
     options.add("--below-micro-batch N", below, least=2)
     args = options.parse_args(arguments)
     gpus = choose_gpus(args.gpus)
-    num_gpus = len(gpus)
-    if gpus and args.nproc is not None and args.nproc > num_gpus:
-        problem = f"{args.nproc} ranks for {num_gpus} GPUs"
-        raise ValueError(f"--nproc: {problem}; use {num_gpus} or fewer")
-    if args.nproc is None:
-        args.nproc = max(1, num_gpus)
+    choose_nproc(args, num_gpus=len(gpus))
     check_hosts(args)
     if args.teacher is not None:
-        teachers = [str(path) for path in args.teacher]
-        names = json.dumps(teachers, ensure_ascii=False)
+        # `rank_options` passes --set to the ranks, and so the teachers.
+        teacher_names = [str(path) for path in args.teacher]
+        names = json.dumps(teacher_names, ensure_ascii=False)
         args.set = [*args.set, f"distil.teachers={names}"]
+    # Before --init is resolved, because the name has the initial model as given.
     name_experiment(args)
     if args.init is not None:
         args.init = find_initial(args.init)
     return args
+
+
+def choose_nproc(args: Namespace, *, num_gpus: int) -> None:
+    """Set the default of --nproc; ValueError for more ranks than chosen GPUs.
+
+    num_gpus: the number of GPUs in --gpus; 0 for auto and for the CPU.
+    """
+    if args.nproc is None:
+        args.nproc = max(1, num_gpus)
+    elif 0 < num_gpus < args.nproc:
+        problem = f"{args.nproc} ranks for {num_gpus} GPUs"
+        raise ValueError(f"--nproc: {problem}; use {num_gpus} or fewer")
 
 
 def name_experiment(args: Namespace) -> None:
@@ -294,7 +307,7 @@ def start_lost_again(
 
 
 def forget_memory_note(args: Namespace) -> float:
-    """Remove the note of an earlier training that ran out of memory; return the current time."""
+    """Remove the note of an earlier training that ran out of memory; return the time (s)."""
     note = args.exp / process.MEMORY_NOTE
     # With several hosts, only the first host removes the note.
     if args.below_micro_batch is None and not args.node_rank:

@@ -31,7 +31,7 @@ from speakerlab.scoring.metrics import error_rates, threshold_at
 from speakerlab.scoring.pair_scores import unit_rows
 
 AS_RECORDED = "as recorded"
-POWER = 0.8  # chance that the number of speakers that is named decides
+POWER = 0.8  # chance that as many speakers as `more_speakers` names decide
 MAX_MORE_SPEAKERS = 100_000
 MIN_ALARMS = 10  # pairs of different speakers above a threshold; fewer are unreliable
 Condition = tuple[str, str]  # name and value, such as ("codec of the test side", "gsm")
@@ -90,9 +90,8 @@ class Candidate:
     sample_rate: int
     megabytes: float  # of its weights
     ms_per_second: float  # of audio, with one thread
-    num_trained: (
-        int | None
-    )  # speakers of the data that it was trained on; None: unknown
+    # Speakers of these recordings that it was trained on; None: unknown.
+    num_trained: int | None
     training_data: str  # as its card states them
     estimates: Mapping[Condition, EerEstimate]
     threshold: float | None  # None: no score has so few false alarms
@@ -141,10 +140,13 @@ def find_threshold(
 
 
 def compare_all(candidates: Sequence[Candidate]) -> list[Comparison]:
-    """Compare each pair of models in each condition; p-values are corrected within it."""
+    """Compare each pair of models in each condition.
+
+    The p-values of a condition are corrected for its number of pairs.
+    """
+    pairs = list(combinations(candidates, 2))
     comparisons: list[Comparison] = []
-    for condition in candidates[0].estimates:
-        pairs = list(combinations(candidates, 2))
+    for condition, estimate in candidates[0].estimates.items():
         results: list[Difference] = []
         for first, second in pairs:
             result = compare_eers(
@@ -153,20 +155,23 @@ def compare_all(candidates: Sequence[Candidate]) -> list[Comparison]:
             )
             results.append(result)
         p_values = [result.p_value for result in results if result.p_value is not None]
-        # The number of speakers is that of all models, so all pairs are tested or none.
+        # All models have the same speakers, so all pairs are tested, or none.
         corrected: Sequence[float | None] = holm(p_values) or [None] * len(pairs)
-        num_speakers = candidates[0].estimates[condition].num_speakers
         for (first, second), result, corrected_p in zip(pairs, results, corrected):
             num_missing: int | None = None
             if corrected_p is not None and corrected_p >= LEVEL:
-                num_missing = more_speakers(result, num_speakers, num_pairs=len(pairs))
+                num_missing = more_speakers(
+                    result,
+                    estimate.num_speakers,
+                    num_pairs=len(pairs),
+                )
             comparison = Comparison(
-                condition,
-                first,
-                second,
-                result,
-                corrected_p,
-                num_missing,
+                condition=condition,
+                first=first,
+                second=second,
+                result=result,
+                corrected_p=corrected_p,
+                more_speakers=num_missing,
             )
             comparisons.append(comparison)
     return comparisons
@@ -175,19 +180,23 @@ def compare_all(candidates: Sequence[Candidate]) -> list[Comparison]:
 def more_speakers(
     result: Difference, num_speakers: int, *, num_pairs: int
 ) -> int | None:
-    """Return how many more speakers decide with a chance of 80 %; None for too many or no number.
+    """Return how many more speakers decide with a chance of 80 %.
 
-    The difference is taken as it was measured, and its standard error as proportional to
-    1 / sqrt(speakers). num_pairs: of models that are compared, for the correction of p-values.
+    None if they are too many, or if no number decides. The difference is taken as it was measured,
+    and its standard error as proportional to 1 / sqrt(speakers). num_pairs: pairs of models that
+    are compared, for the correction of p-values.
     """
     if result.standard_error == 0 or result.difference == 0:
         return None
-    quantiles = ndtri(1 - LEVEL / num_pairs / 2) + ndtri(POWER)
-    ratio = float(quantiles) * result.standard_error / abs(result.difference)
-    wanted = num_speakers * ratio**2
-    if wanted > MAX_MORE_SPEAKERS:
+    # The two-sided test has this power for a difference of so many standard errors.
+    pair_level = LEVEL / num_pairs
+    num_errors = float(ndtri(1 - pair_level / 2) + ndtri(POWER))
+    # The factor by which the standard error must fall.
+    factor = num_errors * result.standard_error / abs(result.difference)
+    needed_speakers = num_speakers * factor**2
+    if needed_speakers > MAX_MORE_SPEAKERS:
         return None
-    return max(math.ceil(wanted) - num_speakers, 1)
+    return max(math.ceil(needed_speakers) - num_speakers, 1)
 
 
 def recommend(candidates: Sequence[Candidate]) -> Candidate:
@@ -239,25 +248,8 @@ def _describe_ties(
 ) -> list[str]:
     """Return lines about models that are not significantly worse than the recommended one."""
     lines: list[str] = []
-    speakers = count_of(num_speakers, "speaker")
     for tie in ties:
-        name = tie.other(best).name
-        if tie.corrected_p is None:
-            lines.append(f"not compared with {name}: {speakers}, five are needed")
-            continue
-        sign = 1 if tie.first is best else -1
-        percents = 100 * sign * tie.result.difference
-        ends = sorted(100 * sign * end for end in tie.result.ci95 or ())
-        interval = " to ".join(f"{end:+.2f}" for end in ends)
-        text = (
-            f"not significantly different from {name} with {speakers}: difference"
-            f" {percents:+.2f} % ({interval})"
-        )
-        if tie.more_speakers is None:
-            text += f"; even {MAX_MORE_SPEAKERS:,} more speakers may not decide"
-        else:
-            text += f"; at least {tie.more_speakers:,} more are needed to decide"
-        lines.append(text)
+        lines.append(_describe_tie(best, tie, num_speakers))
     if any(tie.more_speakers is not None for tie in ties):
         lines.append(
             f"  (so many decide with a chance of {POWER:.0%} if the difference is as"
@@ -272,6 +264,27 @@ def _describe_ties(
             f" of {best.ms_per_second:.1f} ms per second of audio"
         )
     return lines
+
+
+def _describe_tie(best: Candidate, tie: Comparison, num_speakers: int) -> str:
+    """Return a line about a model that is not significantly worse than the recommended one."""
+    name = tie.other(best).name
+    speakers = count_of(num_speakers, "speaker")
+    if tie.corrected_p is None:
+        return f"not compared with {name}: {speakers}, five are needed"
+
+    # The difference is that of the recommended model minus the other.
+    sign = 1 if tie.first is best else -1
+    percents = 100 * sign * tie.result.difference
+    ends = sorted(100 * sign * end for end in tie.result.ci95 or ())
+    interval = " to ".join(f"{end:+.2f}" for end in ends)
+    text = (
+        f"not significantly different from {name} with {speakers}: difference"
+        f" {percents:+.2f} % ({interval})"
+    )
+    if tie.more_speakers is None:
+        return f"{text}; even {MAX_MORE_SPEAKERS:,} more speakers may not decide"
+    return f"{text}; at least {tie.more_speakers:,} more are needed to decide"
 
 
 def _describe_conditions(

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 NOISE = "noise of the test side"
 USUAL_RATE = 16000
 MAX_SAMPLE = 32767  # of int16
-MAX_DRAWS = 100  # of a part of the noise that is not silent
+MAX_DRAWS = 100  # of a part of the noise, until one is not silent
 AUDIO = "audio"  # folder of converted recordings
 RECORDINGS = "recordings"  # data directories of them, one for each rate
 
@@ -118,7 +118,9 @@ class Noisy(Treatment):
         else:
             noise_S = _pink_noise(rng, num_samples)
         snr = 10 ** (self.snr_db / 10)
-        wave_S += noise_S * np.sqrt(np.mean(wave_S**2) / (snr * np.mean(noise_S**2)))
+        power = np.mean(wave_S**2)
+        noise_power = np.mean(noise_S**2)
+        wave_S += noise_S * np.sqrt(power / (snr * noise_power))
         # Quieter as a whole instead of clipped.
         peak = np.abs(wave_S).max()
         if peak > MAX_SAMPLE:
@@ -131,11 +133,12 @@ class Noisy(Treatment):
 
 
 def _pink_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
-    """Return noise whose power falls with the frequency, like that of many rooms."""
-    spectrum = np.fft.rfft(rng.standard_normal(num_samples))
-    number = np.arange(len(spectrum))
+    """Return noise whose power is proportional to 1 / frequency, like that of many rooms."""
+    white_S = rng.standard_normal(num_samples)
+    spectrum = np.fft.rfft(white_S)
+    frequency = np.arange(len(spectrum))  # in units of the lowest
     spectrum[0] = 0  # no offset
-    spectrum[1:] /= np.sqrt(number[1:])
+    spectrum[1:] /= np.sqrt(frequency[1:])
     return np.fft.irfft(spectrum, num_samples)
 
 
@@ -169,20 +172,25 @@ def choose_utterances(
     no target trials, then the only ones of others, then a third of each speaker, and so on.
     """
     by_hash = sorted(range(len(ids)), key=lambda row: (stable_hash(ids[row]), row))
-    num_of = Counter(speakers)
-    num_taken = Counter[str]()
-    order: list[tuple[int, bool, int, int]] = []
+    num_utterances = Counter(speakers)
+    num_seen = Counter[str]()
+    places: dict[
+        int, tuple[int, bool, int]
+    ] = {}  # row -> place in the order of the choice
     for row in by_hash:
         speaker = speakers[row]
-        number = num_taken[speaker]
-        num_taken[speaker] += 1
+        number = num_seen[
+            speaker
+        ]  # of the utterance among those of its speaker, from 0
+        num_seen[speaker] += 1
         if number < limits.per_speaker:
+            # The first two utterances of a speaker are chosen together.
             round_number = max(number - 1, 0)
-            is_alone = num_of[speaker] == 1
-            order.append((round_number, is_alone, stable_hash(speaker), row))
-    order.sort(key=lambda place: place[:3])
-    chosen = [row for *_, row in order[: limits.utterances]]
-    return sorted(chosen)
+            is_alone = num_utterances[speaker] == 1
+            places[row] = (round_number, is_alone, stable_hash(speaker))
+    # The sort is stable: utterances in the same place keep the order of their hash.
+    order = sorted(places, key=lambda row: places[row])
+    return sorted(order[: limits.utterances])
 
 
 def read_utterances(
@@ -244,22 +252,9 @@ def _open_folder(
             f"{folder}: has neither wav.scp nor recordings; give a data directory, or a"
             " folder with a folder of recordings for each speaker"
         )
-    speakers: list[str] = []
+    speakers = _speakers_of(paths, folder)
     ids: list[str] = []
-    folder_of: dict[str, str] = {}
-    for path in paths:
-        first, *deeper = path.relative_to(folder).parts
-        if not deeper:
-            raise ValueError(
-                f"{one_line(path)}: is not in the folder of a speaker; move it into one"
-            )
-        speaker = one_word(one_line(first))
-        if folder_of.setdefault(speaker, first) != first:
-            raise ValueError(
-                f"{folder}: the speakers of the folders {folder_of[speaker]!r} and"
-                f" {first!r} look alike; rename one of the folders"
-            )
-        speakers.append(speaker)
+    for path, speaker in zip(paths, speakers):
         name = path.relative_to(folder).as_posix()
         ids.append(f"{speaker}-{stable_hash(one_line(name)):016x}")
     rows = choose_utterances(ids, speakers, limits)
@@ -279,6 +274,27 @@ def _open_folder(
         sample_rate=sample_rate,
         rejected=rejected,
     )
+
+
+def _speakers_of(paths: Sequence[Path], folder: Path) -> list[str]:
+    """Return the speaker of each recording: the name of its folder in `folder`, as one word."""
+    speakers: list[str] = []
+    folder_of: dict[str, str] = {}
+    for path in paths:
+        speaker_folder, *deeper = path.relative_to(folder).parts
+        if not deeper:
+            raise ValueError(
+                f"{one_line(path)}: is not in the folder of a speaker; move it into one"
+            )
+        speaker = one_word(one_line(speaker_folder))
+        other_folder = folder_of.setdefault(speaker, speaker_folder)
+        if other_folder != speaker_folder:
+            raise ValueError(
+                f"{folder}: the speakers of the folders {other_folder!r} and"
+                f" {speaker_folder!r} look alike; rename one of the folders"
+            )
+        speakers.append(speaker)
+    return speakers
 
 
 def _convert_rate(wave_S: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
@@ -331,10 +347,10 @@ def _convert(
     sample_rate: int,
     rejected: dict[str, Rejection],
 ) -> Manifest:
-    """Write recordings as FLAC, those that cannot be read to `rejected`; return the others.
+    """Write recordings as FLAC, and return them; add those that cannot be read to `rejected`.
 
-    reads: id -> function that returns wave_S, int16. A recording that was converted before, and
-    has not changed since, is kept.
+    reads: id -> function that returns wave_S, int16. sources: id -> path of the recording, for
+    messages, and to see whether it has changed: if not, an earlier conversion of it is kept.
     """
 
     def convert(name: str) -> Path | Exception:

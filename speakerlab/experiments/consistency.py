@@ -68,8 +68,20 @@ def load_same_config(
             f" {'; '.join(changed)}; use the old values, or"
             f" {new_run(exp_dir, changed)}"
         )
+    _check_num_epochs(begun, config, overrides, exp_dir)
+    return config
 
-    # A run may be extended, but not by accident, that is, by a file changed after its start.
+
+def _check_num_epochs(
+    begun: Config,
+    config: Config,
+    overrides: Sequence[str],
+    exp_dir: Path,
+) -> None:
+    """Raise ValueError if a file changed the number of epochs of a run since its start.
+
+    A run may be extended, but only by `overrides`, not by accident.
+    """
     key = "training.num_epochs"
     old_num_epochs = begun.training.num_epochs
     num_epochs = config.training.num_epochs
@@ -80,7 +92,6 @@ def load_same_config(
             f" use --set {key}={old_num_epochs} again, or {num_epochs} to change the"
             " length of this run"
         )
-    return config
 
 
 def with_description(config: Config, exp_dir: Path, init: Path | None) -> Config:
@@ -143,7 +154,8 @@ def _new_description(model: str) -> dict[str, Any]:
 def lock_experiment(exp_dir: Path) -> TextIO:
     """Take `exp/.lock`, or raise ValueError naming its holder; keep the returned file open.
 
-    The kernel releases the lock at any end of the process; forked workers do not inherit it.
+    The kernel releases the lock when the process ends, even by a kill; forked workers do not
+    inherit it.
     """
     exp_dir.mkdir(parents=True, exist_ok=True)
     # "a+" keeps the holder's text, which the message below shows.
@@ -167,7 +179,7 @@ def lock_experiment(exp_dir: Path) -> TextIO:
 
 def _read_holder(file: TextIO) -> str:
     """Return what the holder of a lock has written, or "another process"."""
-    # It may have taken the lock a moment ago, and not have written yet.
+    # A holder writes its text only after it has taken the lock, so wait up to a second.
     for _ in range(10):
         file.seek(0)
         holder = file.read().strip()
@@ -290,35 +302,54 @@ def record_config(
     def record() -> Config:
         # The layers of a new run may include the configuration of another one (egs/own with
         # --init), whose extensions are not of this run.
-        training = config.training.model_copy(update={"extended": ()})
-        checkpoints = list_checkpoints(exp_dir / "checkpoints")
+        extended: list[tuple[int, int]] = []
         # Before the first checkpoint, the number of epochs may change freely.
+        checkpoints = list_checkpoints(exp_dir / "checkpoints")
         if recorded.exists() and checkpoints:
-            step = read_step(checkpoints[-1])
-            old_training = load_config([recorded]).training
-
-            # Drop a change after which no step was saved: it had no effect.
-            extended = list(old_training.extended)
-            num_epochs_before = old_training.num_epochs
-            while extended and extended[-1][0] == step:
-                num_epochs_before = extended.pop()[1]
-
-            if training.num_epochs != num_epochs_before:
-                if training.num_epochs * steps_per_epoch <= step:
-                    raise ValueError(
-                        f"training.num_epochs: {training.num_epochs}, but {exp_dir} has"
-                        f" {step / steps_per_epoch:g} epochs; use --set"
-                        f" training.num_epochs={num_epochs_before}, a larger number, or"
-                        f" {new_run(exp_dir)}"
-                    )
-                extended.append((step, num_epochs_before))
-            training = training.model_copy(update={"extended": tuple(extended)})
-
+            extended = _changes_of_epochs(
+                load_config([recorded]),
+                num_epochs=config.training.num_epochs,
+                step=read_step(checkpoints[-1]),
+                steps_per_epoch=steps_per_epoch,
+                exp_dir=exp_dir,
+            )
+        training = config.training.model_copy(update={"extended": tuple(extended)})
         new_config = config.model_copy(update={"training": training})
         new_config.write(recorded)
         return new_config
 
     return ranks.on_first(record)
+
+
+def _changes_of_epochs(
+    begun: Config,
+    *,
+    num_epochs: int,
+    step: int,
+    steps_per_epoch: int,
+    exp_dir: Path,
+) -> list[tuple[int, int]]:
+    """Return (step, number of epochs before it) of each change of the number of epochs of a run.
+
+    begun: its recorded configuration; num_epochs: the number from now on; step: of the newest
+    checkpoint. Raises ValueError if the run is already longer.
+    """
+    extended = list(begun.training.extended)
+    num_epochs_before = begun.training.num_epochs
+    # Drop changes after which no step was saved: they had no effect.
+    while extended and extended[-1][0] == step:
+        _, num_epochs_before = extended.pop()
+
+    if num_epochs == num_epochs_before:
+        return extended
+    if num_epochs * steps_per_epoch <= step:
+        raise ValueError(
+            f"training.num_epochs: {num_epochs}, but {exp_dir} has"
+            f" {step / steps_per_epoch:g} epochs; use --set"
+            f" training.num_epochs={num_epochs_before}, a larger number, or"
+            f" {new_run(exp_dir)}"
+        )
+    return [*extended, (step, num_epochs_before)]
 
 
 def is_published(exp_dir: Path, config: Config, step: int) -> bool:
@@ -335,14 +366,14 @@ def is_choice_published(exp_dir: Path, config: Config) -> bool:
     The choice is between the initial and the trained weights, after --init.
     """
     card = read_card(exp_dir, weights_name(config.task))
-    kept_initial = card.get("kept_initial", False)
     metric = "der" if config.task == "segmentation" else "eer"
+    initial = card.get(f"valid_{metric}_initial")
     # Without --init or validation speakers, the trained weights are published in any case.
-    before = card.get(f"valid_{metric}_initial")
-    if card.get("init_sha256") is None or before is None:
+    if card.get("init_sha256") is None or initial is None:
         return True
-    is_better = card[f"valid_{metric}_trained"] < before
-    return kept_initial == (config.training.keep_better and not is_better)
+    is_trained_better = card[f"valid_{metric}_trained"] < initial
+    would_keep_initial = config.training.keep_better and not is_trained_better
+    return card.get("kept_initial", False) == would_keep_initial
 
 
 def new_run(exp_dir: Path, changed: Sequence[str] = ()) -> str:
@@ -368,19 +399,14 @@ def unused_name(exp_dir: Path) -> Path:
 
 
 def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
-    """Return the sha256 of the --init model; ValueError if a resumed run began with another."""
-    if init is None and config.training.freeze_epochs:
-        raise ValueError(
-            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes the"
-            " model given by --init, which is missing; set it to 0, or add --init"
-        )
-    if init is None and config.training.initial_share:
-        raise ValueError(
-            f"training.initial_share: {config.training.initial_share:g} is of the weights"
-            " of --init, which is missing; set it to 0, or add --init"
-        )
-    digest = None
-    if init is not None:
+    """Return the sha256 of the --init model, None without one.
+
+    Raises ValueError if a setting needs --init, and if a resumed run began with another model.
+    """
+    if init is None:
+        _refuse_settings_of_init(config)
+        digest = None
+    else:
         weights = weights_name(config.task)
         digest = file_sha256(find_model(init, weights) / weights)
     # A resumed run does not load the --init model again, so another model would have no effect.
@@ -394,6 +420,21 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
                 f" such as {unused_name(exp_dir)}"
             )
     return digest
+
+
+def _refuse_settings_of_init(config: Config) -> None:
+    """Raise ValueError for settings that have a meaning only with --init."""
+    training = config.training
+    if training.freeze_epochs:
+        raise ValueError(
+            f"training.freeze_epochs: {training.freeze_epochs:g} freezes the"
+            " model given by --init, which is missing; set it to 0, or add --init"
+        )
+    if training.initial_share:
+        raise ValueError(
+            f"training.initial_share: {training.initial_share:g} is of the weights"
+            " of --init, which is missing; set it to 0, or add --init"
+        )
 
 
 def check_teachers(config: Config, exp_dir: Path) -> None:

@@ -196,7 +196,7 @@ class Memory:
         return self.nominal + self.missing_for(num_crops) / self.usable_share
 
     def left(self, num_crops: int) -> float:
-        """Return the bytes of a GPU that a training with so many crops leaves for noise.
+        """Return the bytes of a GPU that remain for noise beside so many crops; at least 0.
 
         Noise never takes the reserve, not even where a configured micro-batch may.
         """
@@ -349,9 +349,6 @@ def footprint(
     tensors that a GPU saves, which runs the plain code of every model. In training without labels,
     a crop is an utterance with all its views.
     """
-    # A CPU does not compute in fp16; bf16 values have the same size.
-    cpu_precision = "fp32" if precision == "fp32" else "bf16"
-    used = resolve_precision(cpu_precision, "cpu")
     without_data = nullcontext() if with_data else FakeTensorMode()
     kernels = nullcontext() if with_data else plain_code()
     # A prediction must not change the random numbers of the training that follows.
@@ -363,21 +360,14 @@ def footprint(
         parameters = [*frontend.parameters(), *backbone.parameters(), *loss.parameters]
         trained = [parameter for parameter in parameters if parameter.requires_grad]
 
-        def embed(num_utterances: int) -> list[Tensor]:
-            with used.autocast():
-                return _embed_zeros(frontend, backbone, loss.crops, num_utterances)
-
-        # Parameters saved by autograd are already counted as weights.
-        backbone_crop, backbone_once = batch_size.saved_bytes(
-            embed,
-            [*parameters, *loss.copies],
+        backbone_crop, backbone_once = _backbone_bytes(
+            frontend,
+            backbone,
+            loss.crops,
+            # Parameters that autograd saves are counted as weights, or as copies.
+            counted=[*parameters, *loss.copies],
+            precision=precision,
         )
-        backbone_crop += _state_bytes(frontend, loss.crops)
-        if isinstance(frontend, PretrainedFrontEnd) and frontend.recomputes_layers:
-            # In the backward pass, one layer at a time is kept whole.
-            frontend.recomputes_layers = False
-            kept_crop, _ = batch_size.saved_bytes(embed, [*parameters, *loss.copies])
-            backbone_crop += (kept_crop - backbone_crop) / len(frontend.layers)
         head_crop, head_once = batch_size.saved_bytes(loss.compute_loss, parameters)
         copied_bytes = sum(parameter.nbytes for parameter in loss.copies)
         return Footprint(
@@ -389,6 +379,37 @@ def footprint(
             trained=sum(parameter.nbytes for parameter in trained),
             momentum=_momentum_bytes(config, trained),
         )
+
+
+def _backbone_bytes(
+    frontend: Any,
+    backbone: Any,
+    all_crops: Sequence[Crops],
+    *,
+    counted: Sequence[nn.Parameter],
+    precision: str,
+) -> tuple[float, float]:
+    """Return the bytes that front end and backbone save: per crop, and for any number of crops.
+
+    counted: parameters that do not count, because they are counted elsewhere. The front end no
+    longer recomputes its layers after this.
+    """
+    # A CPU does not compute in fp16; bf16 values have the same size.
+    cpu_precision = "fp32" if precision == "fp32" else "bf16"
+    used = resolve_precision(cpu_precision, "cpu")
+
+    def embed(num_utterances: int) -> list[Tensor]:
+        with used.autocast():
+            return _embed_zeros(frontend, backbone, all_crops, num_utterances)
+
+    per_crop, once = batch_size.saved_bytes(embed, counted)
+    per_crop += _state_bytes(frontend, all_crops)
+    if isinstance(frontend, PretrainedFrontEnd) and frontend.recomputes_layers:
+        # In the backward pass, one layer at a time is kept whole.
+        frontend.recomputes_layers = False
+        kept_crop, _ = batch_size.saved_bytes(embed, counted)
+        per_crop += (kept_crop - per_crop) / len(frontend.layers)
+    return per_crop, once
 
 
 def _state_bytes(frontend: Any, all_crops: Sequence[Crops]) -> int:
@@ -507,12 +528,6 @@ def _build_distillation(
     backbone: Any,
     num_classes: int,
 ) -> LossMemory:
-    # The plan counts teachers only where they hear crops: otherwise they have left the device.
-    teachers: list[nn.Parameter] = []
-    if config.distil.targets == "crop":
-        for num_parameters in sizes_of(config.distil.teachers):
-            values = torch.zeros(num_parameters)
-            teachers.append(nn.Parameter(values, requires_grad=False))
     # The dimensions of a teacher that is not kept in the student change little.
     embed_dim = backbone.embed_dim
     distance = build.build_distillation(
@@ -553,8 +568,22 @@ def _build_distillation(
         crops=[Crops(num_crops=1, num_samples=build.crop_samples(config))],
         compute_loss=compare,
         parameters=parameters,
-        copies=teachers,
+        copies=_teacher_weights(config),
     )
+
+
+def _teacher_weights(config: Config) -> list[nn.Parameter]:
+    """Return parameters as large as each teacher's; [] where the targets were stored before.
+
+    Teachers that do not hear crops have left the device when the training starts.
+    """
+    if config.distil.targets != "crop":
+        return []
+    weights: list[nn.Parameter] = []
+    for num_parameters in sizes_of(config.distil.teachers):
+        values = torch.zeros(num_parameters)
+        weights.append(nn.Parameter(values, requires_grad=False))
+    return weights
 
 
 def _build_powerset(config: Config, backbone: Any) -> LossMemory:
@@ -760,15 +789,17 @@ def fitting_memory(
     world_size: int,
     measure: Callable[[Config], Memory],
 ) -> Memory:
-    """Return the memory of a training that keeps the layers of a pretrained model, or not.
+    """Return the memory of a training, which decides `runtime.checkpoint_layers: auto`.
 
-    With `runtime.checkpoint_layers: auto` they are kept if that leaves room for a rank's share of
-    the batch, or for enough crops for a good BatchNorm. All ranks measure the same memory.
+    The layers of a pretrained model are kept if that leaves room for a rank's share of the batch,
+    or for enough crops for a good BatchNorm; else they are computed again in the backward pass.
+    All ranks measure the same memory.
     """
     memory = measure(config)
-    is_open = config.is_pretrained and config.runtime.checkpoint_layers == "auto"
-    share = config.training.global_batch // world_size
-    if not is_open or memory.max_crops >= min(share, ENOUGH_CROPS):
+    may_recompute = config.is_pretrained and config.runtime.checkpoint_layers == "auto"
+    rank_share = config.training.global_batch // world_size
+    has_enough_crops = memory.max_crops >= min(rank_share, ENOUGH_CROPS)
+    if has_enough_crops or not may_recompute:
         return memory
     runtime = config.runtime.model_copy(update={"checkpoint_layers": True})
     return measure(config.model_copy(update={"runtime": runtime}))

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]  # values of a row
 Cell = tuple[str, list[str]]  # text and its details
 Confusion = tuple[str, str, int]  # true class, found class, number of utterances
-# Names of the columns, and the row of each true class: its name and its counts.
+# Names of the columns, then (name, counts) of each row, which is a true class.
 ConfusionTable = tuple[list[str], list[tuple[str, list[int]]]]
 
 # Lock in the experiment, held from reading results.json until the report is written.
@@ -116,7 +116,7 @@ def update_results(
         key = _key(row)
         is_same_list = key[:-1] == first_key[:-1]
         if is_same_list:
-            # Its old row is out of date: the back end now has too little to learn from.
+            # The back end now has too little to learn from, so its old row is out of date.
             if _back_end(row) in skipped:
                 continue
             if has_primary:
@@ -147,7 +147,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Cell]]:
 
     A cell is text, and its details: interval, comparison.
     """
-    # All rows have the same columns, so that cell i of a column belongs to row i.
+    # `_cells_of` returns the same headers for all rows, so cell i of a column belongs to row i.
     priors = priors_of(rows)
     columns: dict[str, list[Cell]] = {}
     for row in rows:
@@ -463,18 +463,31 @@ def aligned(
         numbers = ["no.", *map(str, range(1, len(lines)))]
         tables.append(_align_columns([numbers, *names], num_left=len(names) + 1))
         names = [numbers]
+    tables += _break_columns(names, columns[num_left:], width)
+    return "\n\n".join(tables)
 
-    # As many columns to a table as fit; at least one.
-    shown: list[list[str]] = []
-    for column in columns[num_left:]:
-        wider = _align_columns([*names, *shown, column], num_left=len(names))
-        if shown and _width(wider) > width:
-            table = _align_columns([*names, *shown], num_left=len(names))
-            tables.append(table)
+
+def _break_columns(
+    names: Sequence[Sequence[str]],
+    columns: Sequence[Sequence[str]],
+    width: int,
+) -> list[str]:
+    """Return tables no wider than `width`, each with the names and some of the columns.
+
+    A table has as many columns as fit, but at least one.
+    """
+
+    def align(shown: Sequence[Sequence[str]]) -> str:
+        return _align_columns([*names, *shown], num_left=len(names))
+
+    tables: list[str] = []
+    shown: list[Sequence[str]] = []
+    for column in columns:
+        if shown and _width(align([*shown, column])) > width:
+            tables.append(align(shown))
             shown = []
         shown.append(column)
-    tables.append(_align_columns([*names, *shown], num_left=len(names)))
-    return "\n\n".join(tables)
+    return [*tables, align(shown)]
 
 
 def _align_columns(columns: Sequence[Sequence[str]], *, num_left: int) -> str:

@@ -13,7 +13,7 @@ Letters: N trials, R replicates, C comparisons.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from speakerlab.experiments.trial_list import TrialList
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
 
 LEVEL = 0.05  # of significance, after the correction
-# Files of which every experiment has one, beside its config.yaml.
+# Beside its config.yaml, an experiment whose training has begun has at least one of these.
 BEGUN = ("run.json", "metrics.jsonl", "model")
 # Facts of run.json in which trainings with equal settings may differ.
 FACTS = {"init_sha256": "init", "train_sha256": "train data"}
@@ -84,9 +84,10 @@ class Difference:
 
 
 def find_experiments(paths: Sequence[Path]) -> list[Path]:
-    """Return the experiments, each once, in order; of a folder of experiments, all in it by name.
+    """Return the experiments, each once, in the given order.
 
-    Raises ValueError for a path that is neither, and for fewer than two experiments.
+    A folder of experiments stands for all of them, sorted by name. Raises ValueError for a path
+    that is neither, and for fewer than two experiments.
     """
     folders: dict[Path, Path] = {}  # real path -> as given
     for path in paths:
@@ -206,19 +207,19 @@ def _differing_values(runs: Sequence[Run]) -> dict[str, list[Any]]:
     values_of: dict[str, list[Any]] = {}
     for key in all_keys:
         values: list[Any] = []
+        present: set[str] = set()
         for run in runs:
             value = run.settings.get(key)
-            # Elsewhere null, here a section, such as `vad`.
-            if any(setting.startswith(f"{key}.") for setting in run.settings):
+            # A section such as `vad` is null in some runs; in this run, it has settings.
+            is_section = any(setting.startswith(f"{key}.") for setting in run.settings)
+            if is_section:
                 value = "set"
             values.append(value)
-        # Runs without the setting are of another model, or of another version of the program.
-        present = [
-            json.dumps(value)
-            for run, value in zip(runs, values)
-            if key in run.settings or value == "set"
-        ]
-        if len(set(present)) > 1:
+            # Runs without the setting have another model, or are of another version: they do not
+            # count as different.
+            if is_section or key in run.settings:
+                present.add(json.dumps(value))
+        if len(present) > 1:
             values_of[key] = values
     return values_of
 
@@ -244,7 +245,7 @@ def choose_reference(runs: Sequence[Run]) -> tuple[Run, str]:
 def find_differences(
     runs: Sequence[Run],
     reference: Run,
-    lists: Iterable[Path] = (),
+    lists: Sequence[Path] = (),
 ) -> list[Difference]:
     """Compare every run with the reference on each trial list, by the paired bootstrap.
 
@@ -261,7 +262,7 @@ def _compare_on_list(
     name: str,
     runs: Sequence[Run],
     reference: Run,
-    lists: Iterable[Path],
+    lists: Sequence[Path],
 ) -> list[Difference]:
     compared_runs = [run for run in runs if run is not reference]
     try:
@@ -280,15 +281,13 @@ def _compare_on_list(
             difference = Difference(name, run, not_tested=str(error))
         else:
             ci95, p_value = replicates.paired(reference_replicates, "eer")
-            eer = run.rows[name]["eer"]
-            reference_eer = reference.rows[name]["eer"]
             difference = Difference(
-                name,
-                run,
-                eer - reference_eer,
-                replicates.num_speakers,
-                ci95,
-                p_value,
+                trials=name,
+                run=run,
+                eer_difference=run.rows[name]["eer"] - reference.rows[name]["eer"],
+                num_speakers=replicates.num_speakers,
+                ci95=ci95,
+                p_value=p_value,
                 least_p=least_p(replicates),
             )
         differences.append(difference)
@@ -306,7 +305,10 @@ def _replicates(run: Run, name: str, listed: TrialList) -> Replicates:
 
 
 def least_p(replicates: Replicates) -> float | None:
-    """Return the p-value of a difference that has the same sign in all replicates."""
+    """Return the p-value of a difference that has the same sign in all replicates.
+
+    No difference can have a smaller one with so many replicates. None with too few speakers.
+    """
     ones_R = np.ones_like(replicates.values["eer"])
     above = Replicates({"eer": ones_R}, replicates.num_speakers)
     zero = Replicates({"eer": 0 * ones_R}, replicates.num_speakers)
@@ -350,8 +352,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def format_runs(runs: Sequence[Run], width: int | None = None) -> str:
     """Format the runs as aligned text; width: see `results.aligned`."""
-    columns: dict[str, list[str]] = {}
-    columns["experiment"] = [run.name for run in runs]
+    columns = {"experiment": [run.name for run in runs]}
     for label, values in differing_settings(runs).items():
         columns[label] = [value_text(value) for value in values]
     for metric, shown in VALID_METRICS.items():
@@ -361,16 +362,16 @@ def format_runs(runs: Sequence[Run], width: int | None = None) -> str:
         columns[f"{name} EER %"] = [_show_eer(run, name) for run in runs]
     columns["steps"] = [f"{run.steps:,}" for run in runs]
     columns["hours"] = [_show_hours(run.hours) for run in runs]
-    titles = list(columns)
-    rows = zip(*columns.values())
-    return aligned([titles, *rows], width=width)
+    header = list(columns)
+    lines = zip(*columns.values())
+    return aligned([header, *lines], width=width)
 
 
 def _show_valid(run: Run, metric: str) -> str:
     value = run.valid.get(metric)
     if value is None:
         return ""
-    if metric == "teacher_distance":  # a distance, no rate
+    if metric == "teacher_distance":  # the other metrics are rates
         return f"{value:.4f}"
     return f"{percent(value)} %"
 
@@ -456,12 +457,12 @@ def notes_of(
                 f"not tested: {difference.run.name} on {difference.trials}:"
                 f" {difference.not_tested}"
             )
-    # With many comparisons, the replicates are too few for a small p-value.
-    hopeless: dict[str, float] = {}
+    # With many comparisons, the replicates may be too few for a significant p-value.
+    least_p_of: dict[str, float] = {}  # trial list -> smallest possible p-value
     for difference in differences:
         if difference.least_p is not None and difference.least_p >= LEVEL:
-            hopeless[difference.trials] = difference.least_p
-    for trials, least_p in hopeless.items():
+            least_p_of[difference.trials] = difference.least_p
+    for trials, least_p in least_p_of.items():
         notes.append(
             f"{trials}: no difference can be significant among so many comparisons (p is"
             f" at least {least_p:.2g}); compare fewer experiments"
@@ -477,7 +478,9 @@ def json_rows(
     """Return a plain dict for each run: the contents of both tables; rates are fractions."""
     settings = differing_settings(runs)
     # By name, because names of runs are unique, and a run has no hash.
-    difference_of = {(d.trials, d.run.name): d for d in differences}
+    difference_of: dict[tuple[str, str], Difference] = {}
+    for difference in differences:
+        difference_of[difference.trials, difference.run.name] = difference
     rows: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
         results: dict[str, Any] = {}

@@ -93,6 +93,7 @@ class Scored:
 
     def find_metric(self, name: str) -> float | None:
         """Return a metric; None without scores, if the results do not have it."""
+        # The metrics of an experiment's results come first, so that they are the same everywhere.
         if self.row is not None:
             if name == "eer":
                 return self.row["eer"]
@@ -116,7 +117,10 @@ class Scored:
 
     @cached_property
     def replicates(self) -> Replicates:
-        """Return the replicates of the metrics, equally drawn for all systems of a list."""
+        """Return the bootstrap replicates of the metrics.
+
+        All systems of a list have the same draws of speakers, so that they can be compared.
+        """
         return bootstrap(
             self.scores_N,
             self.is_target_N,
@@ -128,17 +132,19 @@ class Scored:
 def split_name(text: str) -> tuple[str | None, Path]:
     """Split `NAME=PATH`; (None, path) for a path alone.
 
-    The names of paths and of systems may have a `=`: a text that is a path is one.
+    Paths and names may have a `=` themselves, so a part that is an existing path decides.
     """
     whole = Path(text)
     if whole.exists():
         return None, whole
+    # Try each `=` as the separator.
     parts = text.split("=")
     for number in range(1, len(parts)):
         name = "=".join(parts[:number])
         path = Path("=".join(parts[number:]))
         if name and path.exists():
             return name, path
+    # The path does not exist: the name ends at the first `=`.
     name, equals, path_text = text.partition("=")
     if equals and name and path_text:
         return name, Path(path_text)
@@ -243,9 +249,9 @@ def _similar_path(path: Path) -> str:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of folders and files without their endings.
+    """Return the names of folders and files, without the ending .txt.
 
-    Equal names have as many folders before them as tell all of them apart.
+    Equal names are preceded by as many of their folders as it takes to make them distinct.
     """
     all_parts: list[tuple[str, ...]] = []
     for path in paths:
@@ -255,6 +261,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
     names: list[str] = []
     for parts in all_parts:
         namesakes = {other for other in all_parts if other[-1:] == parts[-1:]}
+        # As few parts, counted from the end, as make all paths of this name distinct.
         num_parts = 1
         while len({other[-num_parts:] for other in namesakes}) < len(namesakes):
             num_parts += 1
@@ -334,7 +341,7 @@ def _short_list_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _default_keys(keys: Sequence[str]) -> Sequence[str]:
-    """Return the lists without those that another model enrols, unless there are no others."""
+    """Return the lists whose enrolment is of the same model; all lists if there are none."""
     usual = [key for key in keys if ENROLLED_BY not in key]
     if not usual:
         return keys
@@ -410,11 +417,11 @@ def score_systems(
     """
     scored: list[list[Scored | None]] = []
     for number, trial_list in enumerate(lists):
-        of_list = [
-            _score_system(system, trial_list, number, p_targets) for system in systems
-        ]
-        _check_same_trials(trial_list, of_list)
-        scored.append(of_list)
+        systems_on_list: list[Scored | None] = []
+        for system in systems:
+            systems_on_list.append(_score_system(system, trial_list, number, p_targets))
+        _check_same_trials(trial_list, systems_on_list)
+        scored.append(systems_on_list)
     return scored
 
 
@@ -443,13 +450,18 @@ def _score_system(
     number: int,
     p_targets: Sequence[float],
 ) -> Scored | None:
-    """Return a system on a list. number: that of its score file."""
+    """Return a system on a list; number: index of the list, and of its score file."""
     listed = trial_list.listed
     if system.exp_dir is None:
         if listed is None:
             raise ValueError(f"{trial_list.name}: {trial_list.not_found}")
         scores_N = read_scores(system.score_files[number], listed.trials)
-        return Scored(system, trial_list, None, scores_N, p_targets=p_targets)
+        return Scored(
+            system=system,
+            trial_list=trial_list,
+            known_scores=scores_N,
+            p_targets=p_targets,
+        )
 
     row = system.rows.get(trial_list.key)
     if row is None:
@@ -464,7 +476,14 @@ def _score_system(
             raise ValueError(f"{trial_list.name}: {error}") from None
         except (ValueError, OSError) as error:
             reason = str(error)
-    return Scored(system, trial_list, row, scores_N, reason, p_targets)
+    return Scored(
+        system=system,
+        trial_list=trial_list,
+        row=row,
+        known_scores=scores_N,
+        no_scores=reason,
+        p_targets=p_targets,
+    )
 
 
 def _check_same_trials(trial_list: NamedList, scored: Sequence[Scored | None]) -> None:

@@ -1,4 +1,4 @@
-"""Teachers of distillation: loaded, compared with the training, and asked for their embeddings.
+"""Teachers of distillation: load them, check that they fit, and compute their embeddings.
 
 A teacher is a model that is never trained here. It keeps its own front end, and may be an
 experiment, a model folder, hub:NAME or an exported .onnx file. Several teachers make one target:
@@ -52,9 +52,9 @@ from speakerlab.training.precision import Precision
 log = logging.getLogger(__name__)
 # Rows that a teacher embeds at a time, which bounds its memory.
 MAX_ROWS = 64
-# Training utterances that tell the mean of the embeddings of teachers that hear crops.
+# Training utterances in which the common directions of teachers that hear crops are measured.
 MAX_MEASURED = 300
-# Of these, so many crops tell mean and deviation of a teacher's frames.
+# Utterances in whose middle the mean and the deviation of a teacher's frames are measured.
 NUM_FRAME_CROPS = 64
 # A channel that is almost always 0 would have huge values in units of its own deviation.
 LEAST_DEVIATION = 0.3  # of the median channel's
@@ -119,9 +119,8 @@ class Teaching:
     valid_target_ND: np.ndarray
     # Of the training utterances at each speed; None where the teachers hear the crops.
     train_target_VND: np.ndarray | None
-    train_frames: Sequence[
-        TargetFrames
-    ]  # of each speed; empty unless frames are stored
+    # Of each speed; empty unless frames are stored.
+    train_frames: Sequence[TargetFrames]
     frame_units: FrameUnits | None  # None unless frames are compared
     teacher: TeacherGroup | None  # on the device; None where all targets are stored
 
@@ -155,7 +154,8 @@ def prepare_teaching(
     valid_targets: list[np.ndarray] = []
     for model in models:
         valid_targets.append(stored_targets(model, valid, config, ranks, kind="valid"))
-    # Where crops are heard, the first utterances, in the order of a hash, tell the mean.
+    # Where crops are heard, a sample is enough. Manifests are ordered by a hash of the ids, so the
+    # first utterances are a random choice.
     measured = train
     if hears_crops:
         rows = np.arange(min(len(train), MAX_MEASURED))
@@ -171,18 +171,14 @@ def prepare_teaching(
         train_frames = [heard.frames for heard in stored]
     else:
         target_VND = targets_of_speeds(models, train, config, ranks, kind="train")
-    # All ranks leave out the same, whatever the rounding of their hosts.
+    # Computed once for all ranks: on another host, the rounding may differ.
     all_targets = target_VND.reshape(-1, target_VND.shape[2])
     common_KD = ranks.on_first(lambda: common_directions(all_targets))
 
     teacher = None
     frame_units = None
     if hears_crops:
-        embedders: list[nn.Module] = []
-        for model in models:
-            embedder = model.embedder.for_inference(precision, in_place=True)
-            embedders.append(embedder.to(ranks.device))
-        teacher = TeacherGroup(embedders, frames=has_frames)
+        teacher = _group_on_device(models, precision, ranks, frames=has_frames)
         if has_frames:
             crops_BS = middle_crops(measured, config).to(ranks.device)
             frames_BCT = teacher(crops_BS).frames_BCT
@@ -190,8 +186,7 @@ def prepare_teaching(
             frame_units = ranks.on_first(lambda: measure_frames(frames_BCT))
     elif train_frames:
         frame_units = measure_frames(middle_frames(train_frames[0]))
-    # The plan of the batch measures the free memory, in which the pool of the extraction counts
-    # as taken.
+    # torch keeps the memory of the extraction, and the plan of the batch would count it as taken.
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
     return Teaching(
@@ -208,6 +203,21 @@ def prepare_teaching(
     )
 
 
+def _group_on_device(
+    models: Sequence[TeacherModel],
+    precision: Precision,
+    ranks: Ranks,
+    *,
+    frames: bool,
+) -> TeacherGroup:
+    """Move the teachers to the device of this rank, where they will hear crops."""
+    embedders: list[nn.Module] = []
+    for model in models:
+        embedder = model.embedder.for_inference(precision, in_place=True)
+        embedders.append(embedder.to(ranks.device))
+    return TeacherGroup(embedders, frames=frames)
+
+
 def targets_of_speeds(
     models: Sequence[TeacherModel],
     manifest: Manifest,
@@ -218,7 +228,7 @@ def targets_of_speeds(
 ) -> np.ndarray:
     """Return target_VND: the targets of all teachers side by side, at each speed.
 
-    kind: train, or mean, whose utterances are heard at the original speed alone.
+    kind: "train" for all speeds of the training; "mean" for the original speed alone.
     """
     speeds = config.augment.speeds if kind == "train" else (1.0,)
     targets_V: list[np.ndarray] = []
@@ -416,10 +426,10 @@ def sizes_of(teachers: Sequence[str]) -> list[int]:
 def target_stem(
     model: TeacherModel, manifest: Manifest, config: Config, *, kind: str
 ) -> Path:
-    """Return where a teacher's targets are kept, without an ending; kind: a part of the name.
+    """Return the path of a teacher's stored targets, without an ending; kind: a part of the name.
 
-    Trainings that hold out other utterances have targets of their own, so that they do not
-    overwrite what another one reads.
+    The digest of the utterances is a part of it, too: a training that holds out other utterances
+    does not overwrite targets that another training reads.
     """
     names = "+".join(corpus.name.replace("/", "_") for corpus in config.data.corpora)
     teacher = model.sha256[:12]

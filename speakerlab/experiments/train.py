@@ -24,7 +24,7 @@ from speakerlab.experiments.corpus import Corpus, bank_sizes, has_labels
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
 from speakerlab.experiments.initial import init_from, keep_the_better
 from speakerlab.experiments.model_card import stated_of_corpora
-from speakerlab.experiments.planning import plan_device
+from speakerlab.experiments.planning import DevicePlan, plan_device
 from speakerlab.experiments.teachers import Teaching, prepare_teaching
 from speakerlab.experiments.train_batches import TrainBatches
 from speakerlab.experiments.validation import (
@@ -65,7 +65,7 @@ class Training:
     config: Config
     trainer: Trainer
     source: TrainBatches
-    # None: no speech is held out.
+    # None if no speech is held out.
     validation: HeldOutValidation | SegmentationValidation | None
     embedder: Embedder | Segmenter  # what is published
     head: Head | None
@@ -149,7 +149,7 @@ def build_training(
     teaching: Teaching | None = None,
 ) -> Training:
     """Build all parts of a training on a corpus; teaching: only in the task `distil`."""
-    # What is learned: the classes of the corpus, and the network with its weights.
+    # What is learned: the classes of the corpus.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     consistency.check_training_data(config, corpus, exp_dir)
 
@@ -165,6 +165,7 @@ def build_training(
     plan = device_plan.batch
     corpus = replace(corpus, noise_on_device=device_plan.noise_on_device)
 
+    # What learns: the network with its initial weights, on the device.
     task = build_task(
         config,
         corpus,
@@ -175,40 +176,21 @@ def build_training(
     )
     embedder = task.embedder
     assert isinstance(embedder, Embedder | Segmenter)  # Task itself takes any module
-    is_new = not was_begun(exp_dir)  # there is no checkpoint to resume from
-    if is_new:
-        # INITIAL may be left of an earlier run with --init that ended before its first checkpoint.
-        # In a run without --init, nothing would replace it, and its weights might be published.
-        ranks.on_first(lambda: (exp_dir / INITIAL).unlink(missing_ok=True))
     # A resumed run takes the weights of its checkpoint instead, later.
-    if init is not None and is_new:
-        init_from(
-            init,
-            embedder=embedder,
-            head=task.head,
+    if not was_begun(exp_dir):
+        load_initial_weights(
+            task,
+            embedder,
+            init=init,
             classes=classes,
             config=config,
+            exp_dir=exp_dir,
+            ranks=ranks,
         )
-        # In self-supervised training the loaded network is the teacher: the student gets a copy.
-        # Other tasks do nothing here.
-        task.adopt_loaded_weights()
-        # Kept, because `publish_result` compares the trained weights with the initial ones.
-        ranks.on_first(lambda: write_initial(exp_dir, embedder))
     if teaching is not None:
         assert isinstance(embedder, Embedder)
         place_student(task, embedder, teaching)
-
-    # The parts of the task for this machine: BatchNorm over ranks, and kernels.
-    if isinstance(embedder.frontend, PretrainedFrontEnd):
-        embedder.frontend.recomputes_layers = device_plan.recomputes_layers
-    # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
-    if plan.joined_ranks > 1:
-        join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
-    # BatchNorm's running statistics move with each micro-batch. In a whole step they should move
-    # equally far, however many micro-batches it has.
-    slow_batchnorm(task, plan.accumulation)
-    task.to(ranks.device)
-    choose_kernels(config, task)
+    fit_to_machine(task, embedder, device_plan, config, ranks)
 
     # When things happen: the order of crops decides how many steps an epoch has.
     source = TrainBatches(
@@ -313,15 +295,68 @@ def build_task(
     )
 
 
+def load_initial_weights(
+    task: Task,
+    embedder: Embedder | Segmenter,
+    *,
+    init: Path | None,
+    classes: Sequence[str],
+    config: Config,
+    exp_dir: Path,
+    ranks: Ranks,
+) -> None:
+    """Load the weights of --init, if there are any, into a new training."""
+    # INITIAL may be left of an earlier run with --init that ended before its first checkpoint.
+    # In a run without --init, nothing would replace it, and its weights might be published.
+    ranks.on_first(lambda: (exp_dir / INITIAL).unlink(missing_ok=True))
+    if init is None:
+        return
+    init_from(
+        init,
+        embedder=embedder,
+        head=task.head,
+        classes=classes,
+        config=config,
+    )
+    # In self-supervised training the loaded network is the teacher: the student gets a copy.
+    # Other tasks do nothing here.
+    task.adopt_loaded_weights()
+    # Kept, because `publish_result` compares the trained weights with the initial ones.
+    ranks.on_first(lambda: write_initial(exp_dir, embedder))
+
+
+def fit_to_machine(
+    task: Task,
+    embedder: Embedder | Segmenter,
+    device_plan: DevicePlan,
+    config: Config,
+    ranks: Ranks,
+) -> None:
+    """Move the task to the device, and set up its BatchNorm and kernels for this machine."""
+    plan = device_plan.batch
+    if isinstance(embedder.frontend, PretrainedFrontEnd):
+        embedder.frontend.recomputes_layers = device_plan.recomputes_layers
+    # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
+    if plan.joined_ranks > 1:
+        join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
+    # BatchNorm's running statistics move with each micro-batch. In a whole step they should move
+    # equally far, however many micro-batches it has.
+    slow_batchnorm(task, plan.accumulation)
+    task.to(ranks.device)
+    choose_kernels(config, task)
+
+
 def place_student(task: Task, embedder: Embedder, teaching: Teaching) -> None:
-    """Tell the losses, and the projection, what the teacher's embeddings have in common."""
+    """Copy what the teacher's embeddings have in common into the losses and the projection."""
     assert isinstance(task, DistillationTask)
     common_KD = torch.from_numpy(teaching.common_KD)
     task.distance.get_buffer("common_KD").copy_(common_KD)
-    if task.frame_distance is not None and teaching.frame_units is not None:
-        for name, value_C in teaching.frame_units._asdict().items():
-            buffer_C = task.frame_distance.get_buffer(name)
-            buffer_C.copy_(torch.from_numpy(value_C))
+    frame_units = teaching.frame_units
+    if task.frame_distance is not None and frame_units is not None:
+        mean_C = torch.from_numpy(frame_units.mean_C)
+        deviation_C = torch.from_numpy(frame_units.deviation_C)
+        task.frame_distance.get_buffer("mean_C").copy_(mean_C)
+        task.frame_distance.get_buffer("deviation_C").copy_(deviation_C)
     # A student whose published embeddings lie in the teacher's space (`distil.projection: keep`).
     if embedder.projection is not None:
         embedder.projection.get_buffer("common_KD").copy_(common_KD)
