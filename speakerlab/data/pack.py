@@ -49,9 +49,8 @@ from speakerlab.data.tables import (
 log = logging.getLogger(__name__)
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = (
-    ".pack.lock"  # held while the shards are joined, and while a directory is checked
-)
+# Held while the shards are joined, and while `check` may change the tables.
+LOCK = ".pack.lock"
 REFUSED = "refused.tsv"  # broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # for a corpus that is large enough, so that jobs can share it
 # wave_S, int16 -> feats_TF, float32

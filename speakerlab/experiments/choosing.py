@@ -273,7 +273,7 @@ def _describe_tie(best: Candidate, tie: Comparison, num_speakers: int) -> str:
     if tie.corrected_p is None:
         return f"not compared with {name}: {speakers}, five are needed"
 
-    # The difference is that of the recommended model minus the other.
+    # The EER of the recommended model minus that of the other one.
     sign = 1 if tie.first is best else -1
     percents = 100 * sign * tie.result.difference
     ends = sorted(100 * sign * end for end in tie.result.ci95 or ())

@@ -174,14 +174,12 @@ def choose_utterances(
     by_hash = sorted(range(len(ids)), key=lambda row: (stable_hash(ids[row]), row))
     num_utterances = Counter(speakers)
     num_seen = Counter[str]()
-    places: dict[
-        int, tuple[int, bool, int]
-    ] = {}  # row -> place in the order of the choice
+    # Row -> place in the order of the choice.
+    places: dict[int, tuple[int, bool, int]] = {}
     for row in by_hash:
         speaker = speakers[row]
-        number = num_seen[
-            speaker
-        ]  # of the utterance among those of its speaker, from 0
+        # Of the utterance among those of its speaker, from 0.
+        number = num_seen[speaker]
         num_seen[speaker] += 1
         if number < limits.per_speaker:
             # The first two utterances of a speaker are chosen together.
@@ -347,10 +345,11 @@ def _convert(
     sample_rate: int,
     rejected: dict[str, Rejection],
 ) -> Manifest:
-    """Write recordings as FLAC, and return them; add those that cannot be read to `rejected`.
+    """Write recordings as FLAC, and return the manifest of the files.
 
-    reads: id -> function that returns wave_S, int16. sources: id -> path of the recording, for
-    messages, and to see whether it has changed: if not, an earlier conversion of it is kept.
+    Recordings that cannot be read are added to `rejected`. reads: id -> function that returns
+    wave_S, int16. sources: id -> path of the recording, for messages, and to see whether it has
+    changed: if not, an earlier conversion of it is kept.
     """
 
     def convert(name: str) -> Path | Exception:

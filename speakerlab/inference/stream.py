@@ -486,8 +486,8 @@ class _Live:
     ) -> tuple[list[Region], list[np.ndarray]]:
         """Return the windows, up to `until` or later, and unit_D of each.
 
-        While a region goes on, only its full windows are stored. If they end before `until`, the
-        window that ends where the region ends so far is added.
+        Only the full windows of a region are stored before its end is known. If they end before
+        `until`, one more window is added: it ends with the last sample of the region so far.
         """
         windows = list(self._windows)
         units = list(self._units)
