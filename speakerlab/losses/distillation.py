@@ -159,9 +159,13 @@ class FrameDistance(nn.Module):
         self.register_buffer("deviation_C", torch.ones(teacher_channels))
 
     def forward(self, student_BST: Tensor, teacher_BCT: Tensor) -> Tensor:
-        """Return the mean squared difference, fp32; the number of frames may differ."""
-        with autocast_off(student_BST):
-            mapped_BCT = self.to_teacher(widened(student_BST))
+        """Return the mean squared difference, fp32; the number of frames may differ.
+
+        The layer computes in the precision of the caller, like the layers of the student.
+        """
+        mapped_BCT = self.to_teacher(student_BST)
+        with autocast_off(mapped_BCT):
+            mapped_BCT = widened(mapped_BCT)
             target_BCT = widened(teacher_BCT) - self.mean_C[:, None]
             target_BCT = target_BCT / self.deviation_C[:, None]
             num_frames = mapped_BCT.shape[2]

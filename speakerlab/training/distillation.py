@@ -132,7 +132,9 @@ class DistillationTask(Task):
             loss, accuracy = self.distance(emb_BE, target_BD)
             if self.frame_distance is not None:
                 assert target_BCT is not None
-                frame_loss = self.frame_distance(noted.take(), target_BCT)
+                # Its layer is large, and computes in the precision of the student's layers.
+                with self.autocast:
+                    frame_loss = self.frame_distance(noted.take(), target_BCT)
                 loss = loss + self.frame_weight * frame_loss
             if self.head is not None:
                 label_loss, _ = self.head(emb_BE, label_B, margin)

@@ -245,3 +245,23 @@ def test_the_distance_of_frames_equals_loops_over_frames():
     twice_BCT = torch.repeat_interleave(teacher_BCT, 2, dim=2)
     again = distance(student_BST, twice_BCT).detach()
     assert float(again) == pytest.approx(expected)
+
+
+def test_the_layer_of_frames_computes_under_autocast_and_the_difference_in_fp32():
+    torch.manual_seed(3)
+    distance = FrameDistance(student_channels=STUDENT_DIM, teacher_channels=TEACHER_DIM)
+    student_BST = torch.randn(CROPS, STUDENT_DIM, FRAMES)
+    teacher_BCT = torch.randn(CROPS, TEACHER_DIM, FRAMES)
+    mapped_types = []
+    distance.to_teacher.register_forward_hook(
+        lambda layer, inputs, mapped_BCT: mapped_types.append(mapped_BCT.dtype)
+    )
+
+    in_fp32 = distance(student_BST, teacher_BCT).detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        in_bf16 = distance(student_BST.bfloat16(), teacher_BCT).detach()
+
+    assert mapped_types == [torch.float32, torch.bfloat16]
+    assert in_bf16.dtype == torch.float32
+    assert float(in_bf16) == pytest.approx(float(in_fp32), rel=1e-2)
+    assert float(in_bf16) != float(in_fp32)
