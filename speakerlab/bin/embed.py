@@ -34,7 +34,8 @@ from speakerlab.inference.embedding_files import WRITERS, Window, remove_embeddi
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 if TYPE_CHECKING:
-    from speakerlab.inference.speaker_model import SpeakerModel, Windows
+    from speakerlab.inference.recording_embedder import Windows
+    from speakerlab.inference.speaker_model import SpeakerModel
 
 log = logging.getLogger(__name__)
 MIN_STEP_SECONDS = 0.01  # of a frame; smaller steps would only repeat embeddings

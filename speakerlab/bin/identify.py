@@ -18,7 +18,7 @@ from speakerlab.bin.command import (
 from speakerlab.bin.embed import find_recordings
 from speakerlab.core import process
 from speakerlab.data.tables import one_line
-from speakerlab.inference.speaker_model import Identification
+from speakerlab.inference.decisions import Identification
 
 log = logging.getLogger(__name__)
 UNCALIBRATED = "no calibration; run `speakerlab calibrate`, or give --threshold"

@@ -24,7 +24,9 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.trial_lines import read_pair_lines
 from speakerlab.data.convert import read_wave
 from speakerlab.data.tables import one_line, read_recordings
-from speakerlab.inference.speaker_model import Result, SpeakerModel, Verification
+from speakerlab.inference.decisions import Verification
+from speakerlab.inference.recording_embedder import Result
+from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.speech import warn_of_little_speech
 from speakerlab.scoring.pair_scores import dot_scores, unit_rows
 from speakerlab.scoring.trials import Trials, read_trials

@@ -17,7 +17,7 @@ import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.core.bars import NOTEBOOK_KERNEL
 from speakerlab.data import audio
-from speakerlab.inference import speaker_model
+from speakerlab.inference import recording_embedder
 from speakerlab.inference.batches import embed_pieces
 
 CPU = torch.device("cpu")
@@ -587,7 +587,7 @@ def test_freed_memory_is_returned_from_time_to_time(open_small, monkeypatch):
     model = open_small()
     returns: list[float] = []
     monkeypatch.setattr(
-        speaker_model,
+        recording_embedder,
         "return_freed_memory",
         lambda: returns.append(model.seconds_embedded),
     )
