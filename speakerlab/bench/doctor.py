@@ -30,11 +30,8 @@ from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.corpus import class_speeds
-from speakerlab.experiments.planning import (
-    batch_bytes,
-    configured_micro_batch,
-    footprint,
-)
+from speakerlab.experiments.device_memory import configured_micro_batch
+from speakerlab.experiments.footprint import batch_bytes, footprint
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 from speakerlab.training.devices import (
     check_driver,

@@ -20,7 +20,7 @@ from speakerlab.bench.synthetic import write_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.embedder import Embedder
-from speakerlab.experiments.planning import configured_micro_batch
+from speakerlab.experiments.device_memory import configured_micro_batch
 from speakerlab.experiments.train import Training, start_training
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.signals import Signals

@@ -13,7 +13,8 @@ from speakerlab.core.faults import nearest
 
 if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
     from speakerlab.config.schema import Config
-    from speakerlab.experiments.planning import Footprint, Memory
+    from speakerlab.experiments.device_memory import Memory
+    from speakerlab.experiments.footprint import Footprint
     from speakerlab.training.batch_size import BatchPlan
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +129,7 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     """Print a line per card and format, with --gpu-mem also the parts; ValueError if none fits."""
     from speakerlab.config import build
     from speakerlab.experiments.corpus import class_speeds
-    from speakerlab.experiments.planning import lacks_bf16
+    from speakerlab.experiments.device_memory import lacks_bf16
     from speakerlab.training.batch_size import MemoryTooSmall
 
     num_classes = args.speakers * len(class_speeds(config))
@@ -197,7 +198,7 @@ def print_parts(
     memory: "Memory", batch: "BatchPlan", card_gb: float, unit: str
 ) -> None:
     """Print what takes the memory of a card, and the batch; the parts add up to the card."""
-    from speakerlab.experiments.planning import (
+    from speakerlab.experiments.device_memory import (
         GPU_USABLE_SHARE,
         taken_before,
         why_fewer,
@@ -256,11 +257,9 @@ def plan_cards(
     num_classes: int,
 ) -> "list[tuple[float, Memory]]":
     """Return (GB, memory) of each card with each format."""
-    from speakerlab.experiments.planning import (
-        card_memory,
-        fitting_memory,
-        rank_footprint,
-    )
+    from speakerlab.experiments.device_memory import card_memory
+    from speakerlab.experiments.footprint import rank_footprint
+    from speakerlab.experiments.planning import fitting_memory
 
     # Computed once: a training needs the same memory on every card. The key is the format, and
     # whether layers of a pretrained model are kept.
@@ -289,7 +288,7 @@ def plan_cards(
 
 def formats(config: "Config", card_gb: float) -> list[str]:
     """Return the formats to plan a card with: the configured format, or all that it can use."""
-    from speakerlab.experiments.planning import lacks_bf16
+    from speakerlab.experiments.device_memory import lacks_bf16
 
     if config.runtime.precision != "auto":
         return [config.runtime.precision]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.counting import count_of
-from speakerlab.experiments.planning import configured_micro_batch
+from speakerlab.experiments.device_memory import configured_micro_batch
 from speakerlab.experiments.run_log import recorded_facts
 from speakerlab.training.batch_size import (
     BatchPlan,

@@ -20,12 +20,13 @@ from speakerlab.data.target_frames import TargetFrames
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.conversations import conversation_crops
 from speakerlab.experiments.corpus import Corpus, row_labels
+from speakerlab.experiments.device_memory import configured_micro_batch
+from speakerlab.experiments.footprint import batch_bytes
 from speakerlab.experiments.mixture import (
     corpus_shares,
     draws_of_corpora,
     seconds_per_crop,
 )
-from speakerlab.experiments.planning import batch_bytes, configured_micro_batch
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.batch_size import (

@@ -11,7 +11,7 @@ from tiny import CONFIG, ROOT
 
 from speakerlab.bin.plan import main
 from speakerlab.config.schema import load_config
-from speakerlab.experiments import planning
+from speakerlab.experiments import footprint
 from speakerlab.experiments.planning import BankBytes, plan_device
 from speakerlab.training.distributed import Ranks
 
@@ -103,7 +103,7 @@ def test_a_micro_batch_of_the_user_may_take_the_reserve(footprints, capsys):
 @pytest.fixture
 def footprints(monkeypatch):
     """Compute each footprint of `campplus_tiny` once, which takes a second."""
-    compute = planning.footprint
+    compute = footprint.footprint
 
     def look_up(config, **options):
         key = (
@@ -116,10 +116,10 @@ def footprints(monkeypatch):
             FOOTPRINTS[key] = compute(config, **options)
         return FOOTPRINTS[key]
 
-    monkeypatch.setattr(planning, "footprint", look_up)
+    monkeypatch.setattr(footprint, "footprint", look_up)
 
 
-FOOTPRINTS: dict[tuple[object, ...], planning.Footprint] = {}
+FOOTPRINTS: dict[tuple[object, ...], footprint.Footprint] = {}
 
 
 class Alike(Ranks):

@@ -10,15 +10,13 @@ from pretrained_models import write_pretrained
 from speakerlab.config import build
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import differences, load_config
-from speakerlab.experiments.planning import (
+from speakerlab.experiments.device_memory import (
     STATE_IN_RESERVE,
-    Footprint,
     Memory,
     card_memory,
-    footprint,
     why_fewer,
-    why_not_single,
 )
+from speakerlab.experiments.footprint import Footprint, footprint, why_not_single
 from speakerlab.training import batch_size
 
 ROOT = Path(__file__).parents[2]
