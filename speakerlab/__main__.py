@@ -2,7 +2,6 @@
 
 import importlib
 import keyword
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from speakerlab.checkpoints.provenance import commit
 from speakerlab.core.distribution import refuse_other
 from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import nearest
-from speakerlab.core.process import IS_LINUX, LINUX_ONLY
+from speakerlab.core.process import IS_LINUX, LINUX_ONLY, limit_spinning
 
 # Command -> its line in `speakerlab --help`. The module is bin/<command>.py, see `module_of`.
 COMMANDS = {
@@ -104,15 +103,6 @@ def help_text() -> str:
         " versions."
     )
     return f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n"
-
-
-def limit_spinning() -> None:
-    """Have waiting OpenMP threads spin briefly only; their library reads this when it is loaded.
-
-    By default they slow training tenfold while other processes use the cores.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def module_of(command: str) -> str:

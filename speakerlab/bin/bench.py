@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speakerlab.bin.command import parser
+from speakerlab.core.process import limit_spinning
 
 if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
     import torch
@@ -26,10 +26,8 @@ LISTEN_CROPS = 10
 
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
-    # The same as in the recipes, also for other callers than the command line. OpenMP reads the
-    # variable when torch is imported.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    # As in all commands, also for other callers than the command line.
+    limit_spinning()
     if not args.profile:
         print_rows(args)
         return

@@ -140,11 +140,10 @@ class LiveSegmentation:
         num_forgotten = self._num_samples - len(self._wave_S)
         first = start_frame * HOP_SAMPLES - num_forgotten
         window_S = self._wave_S[first : first + WINDOW_SAMPLES]
-        num_missing = WINDOW_SAMPLES - len(window_S)
-        window_S = np.pad(window_S, (0, num_missing))
+        (prob_FC,) = self._segmentation.probabilities([window_S])
         # float16, as of recordings.
-        prob_FC = self._segmentation.probabilities(window_S).astype(np.float16)
-        window = LocalSpeakers(prob_FC[None], np.array([start_frame]))
+        prob_1FC = prob_FC[None].astype(np.float16)
+        window = LocalSpeakers(prob_1FC, np.array([start_frame]))
         self._windows.append(window)
 
         voiced_F = window.mean(ANY_SPEECH) >= MIN_PROB

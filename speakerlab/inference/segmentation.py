@@ -6,6 +6,10 @@ Letters: S samples, W windows, F frames of a window, C classes.
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +19,7 @@ from scipy.special import softmax
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import SEGMENTER, find_model
 from speakerlab.core.atomic import file_sha256
+from speakerlab.core.process import available_cpus
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.local_speakers import (
@@ -30,12 +35,17 @@ WINDOW_SAMPLES = 10 * SAMPLE_RATE
 WINDOW_FRAMES = 589  # output frames in a window
 # 2.5 s. A step of 5 s has 0.1 to 0.9 points more DER in AMI; 1.25 s is no better.
 STEP_FRAMES = 148
+MAX_THREADS = 8  # more would wait for the GIL
 
 
 class Runtime(Protocol):
     """Segmentation network of a file or a folder."""
 
     sha256: str  # of its weights
+
+    def threads(self) -> AbstractContextManager[Executor]:
+        """Return a context with a pool of threads, each of which may compute a window."""
+        ...
 
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         """Return the unnormalized log-probabilities (F, C) of a window, float32 in [-1, 1]."""
@@ -46,7 +56,7 @@ class Segmentation:
     """Segmentation model; open it once for many recordings."""
 
     def __init__(self, path: Path | str, *, device: Any = "auto") -> None:
-        """Open a model folder, an experiment, hf:owner/name, or an ONNX file, on one thread.
+        """Open a model folder, an experiment, hf:owner/name, or an ONNX file.
 
         device: of a folder, as in `load`. Raises FileNotFoundError or ValueError for what
         is missing, damaged or another model, and ModuleNotFoundError for an ONNX file if
@@ -80,20 +90,33 @@ class Segmentation:
         earlier_frames = range(0, last_frame, STEP_FRAMES)
         start_W = np.array([*earlier_frames, last_frame])
 
+        # Views of a file: samples are read when the turn of their window comes.
+        windows: list[np.ndarray] = []
+        for start_frame in start_W:
+            first = start_frame * HOP_SAMPLES
+            windows.append(wave_S[first : first + WINDOW_SAMPLES])
         # float16: 12 MB for an hour.
         shape = (len(start_W), WINDOW_FRAMES, len(SPEAKERS_CL))
         prob_WFC = np.zeros(shape, dtype=np.float16)
-        for window, start_frame in enumerate(start_W):
-            first = start_frame * HOP_SAMPLES
-            window_S = wave_S[first : first + WINDOW_SAMPLES]
-            num_missing = WINDOW_SAMPLES - len(window_S)
-            padded_S = np.pad(window_S, (0, num_missing))
-            prob_WFC[window] = self.probabilities(padded_S)
+        for window, prob_FC in enumerate(self.probabilities(windows)):
+            prob_WFC[window] = prob_FC
         return LocalSpeakers(prob_WFC, start_W)
 
-    def probabilities(self, window_S: np.ndarray) -> np.ndarray:
-        """Return the probability of each class in each frame (F, C) of a window, int16."""
-        float_S = window_S.astype(np.float32) / FULL_SCALE
+    def probabilities(self, windows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yield the probability of each class in each frame (F, C) of windows, in their order.
+
+        windows: int16; zeros fill up what is shorter. As many are computed at a time as there are
+        cores, each with one thread: the network has thousands of small steps in sequence, and
+        threads that share a step wait for each other after each of them. If another program uses
+        the cores, they wait for its time slices, too, and take 20 times as long.
+        """
+        with self._runtime.threads() as threads:
+            yield from threads.map(self._probabilities_of, windows)
+
+    def _probabilities_of(self, window_S: np.ndarray) -> np.ndarray:
+        num_missing = WINDOW_SAMPLES - len(window_S)
+        padded_S = np.pad(window_S, (0, num_missing))
+        float_S = padded_S.astype(np.float32) / FULL_SCALE
         return softmax(self._runtime.log_prob(float_S), axis=1)
 
 
@@ -122,6 +145,23 @@ class TorchRuntime:
             self.device = choose_device("cpu")
         self._segmenter = segmenter.to(self.device)
 
+    @contextmanager
+    def threads(self) -> Iterator[Executor]:
+        import torch
+
+        num_threads = torch.get_num_threads()
+        num_windows = min(num_threads, available_cpus(), MAX_THREADS)
+        if self.device.type != "cpu":
+            num_windows = 1
+        one_thread = partial(torch.set_num_threads, 1)
+        try:
+            with ThreadPoolExecutor(num_windows, initializer=one_thread) as pool:
+                yield pool
+        finally:
+            # This Python thread has kept its number. But those that start later take the number
+            # that was set last.
+            torch.set_num_threads(num_threads)
+
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         import torch
 
@@ -132,7 +172,7 @@ class TorchRuntime:
 
 
 class OnnxRuntime:
-    """Segmentation model in an ONNX file, on one thread."""
+    """Segmentation model in an ONNX file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -140,7 +180,7 @@ class OnnxRuntime:
                 f"{path}: is no file; give a segmentation model in ONNX, or the folder of"
                 " one"
             )
-        self._session = open_session(path, num_threads=1)
+        self._session = open_session(path, num_threads=1)  # of each window
         self.sha256 = file_sha256(path)
         inputs = self._session.get_inputs()
         outputs = self._session.get_outputs()
@@ -164,6 +204,10 @@ class OnnxRuntime:
                 f"{path}: is not pyannote/segmentation-3.0, got {reason}; export that"
                 " model to ONNX"
             ) from None
+
+    def threads(self) -> AbstractContextManager[Executor]:
+        num_windows = min(available_cpus(), MAX_THREADS)
+        return ThreadPoolExecutor(num_windows)
 
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         wave_11S = window_S[None, None]

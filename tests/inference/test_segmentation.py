@@ -1,15 +1,20 @@
 """The segmentation model run by onnxruntime: recordings of any length and rate, wrong files."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from refusals import refuses
 from toy_segmentation import write_segmentation
 from voices import RATE
 
 from speakerlab.diarization.local_speakers import FRAME_SECONDS
-from speakerlab.inference.segmentation import Segmentation
+from speakerlab.inference import segmentation as segmentation_module
+from speakerlab.inference.segmentation import Segmentation, TorchRuntime
+from speakerlab.models.pyannet import PyanNet
 
 
 @pytest.fixture
@@ -66,6 +71,68 @@ def test_short_recordings(segmentation, seconds):
     voiced_seconds = num_voiced * FRAME_SECONDS
     assert voiced_seconds == pytest.approx(seconds, abs=0.07)
     assert (prob_two_T < 0.5).all()
+
+
+@pytest.fixture
+def torch_segmentation() -> Segmentation:
+    """A network with random weights, run by torch on a CPU."""
+    torch.manual_seed(0)
+    sizes = {"num_filters": 8, "channels": 6, "lstm_layers": 2, "lstm_dim": 5}
+    network = PyanNet(**sizes, linear_layers=1, linear_dim=4, dropout=0.0).eval()
+    runtime = TorchRuntime.__new__(TorchRuntime)
+    runtime.device = torch.device("cpu")
+    runtime._segmenter = lambda wave_1S: network(wave_1S[:, :, None])
+    segmentation = Segmentation.__new__(Segmentation)
+    segmentation._runtime = runtime
+    return segmentation
+
+
+def test_windows_are_computed_at_the_same_time_each_with_one_thread(
+    torch_segmentation, monkeypatch
+):
+    wave_S = steps((0.1, 8.0), (0.3, 5.0), (0.05, 9.0))
+    (alone_FC,) = torch_segmentation.probabilities([wave_S[: 10 * RATE]])
+
+    monkeypatch.setattr(segmentation_module, "available_cpus", lambda: 3)
+    runtime = torch_segmentation._runtime
+    num_threads: list[int] = []
+    threads_of_windows: set[int] = set()
+    log_prob = runtime.log_prob
+
+    def note_threads(window_S):
+        num_threads.append(torch.get_num_threads())
+        threads_of_windows.add(threading.get_ident())
+        return log_prob(window_S)
+
+    monkeypatch.setattr(runtime, "log_prob", note_threads)
+    num_before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        local = torch_segmentation.run(wave_S, sample_rate=RATE)
+        assert torch.get_num_threads() == 3
+        # Python threads that start later are not left with one thread.
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(num_before)
+
+    assert num_threads == [1] * len(local.start_W)
+    assert len(threads_of_windows) > 1
+    first_FC = local.prob_WFC[0]
+    assert np.array_equal(first_FC, alone_FC.astype(np.float16))
+
+
+def test_an_error_in_a_window_leaves_the_number_of_threads(torch_segmentation):
+    num_threads = torch.get_num_threads()
+
+    def fail(window_S):
+        raise MemoryError("no memory")
+
+    torch_segmentation._runtime.log_prob = fail
+    with pytest.raises(MemoryError):
+        torch_segmentation.run(steps((0.1, 12.0)), sample_rate=RATE)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == num_threads
 
 
 def write_other_graph(path) -> None:

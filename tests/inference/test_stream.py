@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import cycle
 
@@ -235,6 +236,10 @@ class PitchRuntime:
         time_S = np.arange(FIELD_SAMPLES) / RATE
         wave_S2 = np.exp(2j * np.pi * PITCHES[[2, 5]] * time_S[:, None])
         self._waves_S2 = wave_S2 * np.hanning(FIELD_SAMPLES)[:, None] / FIELD_SAMPLES
+
+    def threads(self) -> ThreadPoolExecutor:
+        # One, because places are drawn in the order of the windows.
+        return ThreadPoolExecutor(1)
 
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         self.num_windows += 1
