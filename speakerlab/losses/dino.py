@@ -152,6 +152,7 @@ class DINO(Objective):
     ) -> Compared:
         assert emb_LBD is not None and teacher_projector is not None
         with autocast_off(emb_VBD):
+            # The outputs of the student for all views, and of the teacher for the long views.
             num_long = len(emb_LBD)
             student_shape = emb_VBD.shape[:2]
             teacher_shape = emb_LBD.shape[:2]
@@ -163,6 +164,7 @@ class DINO(Objective):
                 teacher_emb_ND = widened(emb_LBD).flatten(0, 1)
                 _, target_NK = teacher_projector(teacher_emb_ND)
             target_LBK = target_NK.unflatten(0, teacher_shape)
+            # For `end_step`, which moves the centre.
             self.teacher_sums.append(target_NK.sum(0))
             self.num_teacher_rows += len(target_NK)
 
@@ -187,6 +189,7 @@ class DINO(Objective):
                 mean_1BW = long_LBW.mean(0, keepdim=True)
                 loss = loss + self._regularize(mean_1BW)
 
+            # All views of the student are compared with the teacher's first view.
             chosen_LB = (target_LBK - center_K).argmax(2)
             is_equal_VB = logits_VBK.argmax(2) == chosen_LB[0]
             accuracy = is_equal_VB.to(loss.dtype).mean()

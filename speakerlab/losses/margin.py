@@ -17,8 +17,8 @@ from speakerlab.losses.head import SoftmaxHead
 # direction can have a cosine of 1 or just above; this bounds the slope at 1 / sqrt(1e-7) = 3e3.
 MIN_SINE_SQUARED = 1e-7
 
-# A vector shorter than this has no direction: its cosines are 0, and so is its gradient, which
-# grows as 1 / length and for a vector of zeros would leave the range of fp16, or fill that of fp32.
+# A vector shorter than this has no direction: its cosines are 0, and so is its gradient. Gradients
+# of cosines grow as 1 / length, and would overflow near a length of 0.
 MIN_LENGTH = 1e-6
 
 

@@ -128,14 +128,14 @@ def contrast(out_2GD: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
     logits_NN = unit_ND @ unit_ND.T / temperature
 
     # A view must not find itself: its cosine with itself is always the largest.
-    num_views = len(unit_ND)
+    num_rows = len(unit_ND)
     device = logits_NN.device
-    is_same_NN = torch.eye(num_views, dtype=torch.bool, device=device)
+    is_same_NN = torch.eye(num_rows, dtype=torch.bool, device=device)
     logits_NN = logits_NN.masked_fill(is_same_NN, -torch.inf)
 
     # All first views come before all second views, so partners are half of the rows apart.
-    number_N = torch.arange(num_views, device=device)
-    partner_N = number_N.roll(num_views // 2)
+    number_N = torch.arange(num_rows, device=device)
+    partner_N = number_N.roll(num_rows // 2)
     loss = F.cross_entropy(logits_NN, partner_N)
 
     is_correct_N = logits_NN.argmax(1) == partner_N
@@ -171,8 +171,8 @@ def of_views(module: nn.Module, x_VBD: Tensor) -> Tensor:
     # In this way, a BatchNorm has the statistics of all views, not of each view.
     x_ND = x_VBD.flatten(0, 1)
     out_ND = module(x_ND)
-    views_and_utts = x_VBD.shape[:2]
-    return out_ND.unflatten(0, views_and_utts)
+    view_shape = x_VBD.shape[:2]  # (V, B)
+    return out_ND.unflatten(0, view_shape)
 
 
 def mlp(widths: list[int], *, batch_norm: bool) -> nn.Sequential:

@@ -6,7 +6,8 @@ et al., "End-to-end neural speaker diarization with permutation-free objectives"
 arXiv 1909.05952). It is found on the probabilities of single speakers; the true sets follow from
 it: A. Plaquet and H. Bredin, "Powerset multi-class cross entropy loss for neural speaker
 diarization", Interspeech 2023, arXiv 2310.13025.
-Letters: B windows, T frames, C sets of speakers, L = K local speakers, P orders.
+Letters: B windows, T frames, C sets of speakers, K true speakers in any order, L local speakers of
+the network, P orders. `PowersetLoss` needs K = L.
 """
 
 from itertools import permutations
@@ -58,14 +59,19 @@ class PowersetLoss(nn.Module):
             with torch.no_grad():
                 speech_BLT = self.in_best_order(log_prob_BTC, speech_BKT)
                 is_right_BTC = self.right_sets(speech_BLT)
+
+            # The loss of a frame: minus the logarithm of the summed probability of its right sets.
             right_BTC = log_prob_BTC.masked_fill(~is_right_BTC, -torch.inf)
             loss_BT = -right_BTC.logsumexp(dim=2)
+
+            # The mean over the known frames.
             known_BT = is_known_BT.to(loss_BT)
             num_known = known_BT.sum().clamp(min=1)
             # `where`: a frame without probability for its unknown truth may have an infinite loss.
             loss_BT = torch.where(is_known_BT, loss_BT, 0.0)
             loss = loss_BT.sum() / num_known
 
+            # The accuracy: how often the most probable set is right.
             best_BT1 = log_prob_BTC.argmax(dim=2, keepdim=True)
             is_hit_BT = is_right_BTC.gather(2, best_BT1).squeeze(2)
             num_hits = (is_hit_BT.to(loss_BT) * known_BT).sum()
@@ -92,6 +98,7 @@ class PowersetLoss(nn.Module):
     def right_sets(self, speech_BLT: Tensor) -> Tensor:
         """Return is_right_BTC: true for the largest sets that have only speakers who speak."""
         set_CL = self.set_CL.to(speech_BLT)
+        # Of each set, how many of its speakers are silent in a frame.
         silent_BTL = 1 - speech_BLT.transpose(1, 2)
         num_silent_BTC = silent_BTL @ set_CL.T
         num_speaking_BT = speech_BLT.sum(dim=1).clamp(max=self.max_at_once)
@@ -109,20 +116,26 @@ def local_errors(best_TC: np.ndarray, speech_KT: np.ndarray) -> np.ndarray:
     """
     from scipy.optimize import linear_sum_assignment
 
+    # Who speaks in the known frames: the true speakers, and the local speakers of the best sets.
     is_known_T = (speech_KT != UNKNOWN).all(axis=0)
     true_KT = speech_KT[:, is_known_T].astype(np.float64)
-    sets_CL = speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE)
     known_best_TC = best_TC[is_known_T].astype(np.float64)
+    sets_CL = speaker_sets(MAX_SPEAKERS, MAX_AT_ONCE)
     found_TL = known_best_TC @ sets_CL
+
+    # The number of frames in which matched speakers agree.
     agreement_KL = true_KT @ found_TL
     matched = linear_sum_assignment(agreement_KL, maximize=True)
     num_right = agreement_KL[matched].sum()
+
+    # If too few speakers are found in a frame, the rest are missed; if too many, the surplus are
+    # false alarms. All others are right or confused.
     num_true_T = true_KT.sum(axis=0)
     num_found_T = found_TL.sum(axis=1)
     surplus_T = num_found_T - num_true_T
     missed = np.maximum(-surplus_T, 0).sum()
     false_alarm = np.maximum(surplus_T, 0).sum()
-    num_matched_T = np.minimum(num_true_T, num_found_T)
-    confusion = num_matched_T.sum() - num_right
+    num_compared_T = np.minimum(num_true_T, num_found_T)
+    confusion = num_compared_T.sum() - num_right
     spoken = num_true_T.sum()
     return np.array([missed, false_alarm, confusion, spoken])

@@ -89,14 +89,7 @@ class SDPN(Objective):
             out_VGD = gather_utterances(out_VBD, self.shards)
             log_VGK = self.assign(out_VGD)
 
-            # Targets: the teacher's assignments of the long view, sharpened, then balanced over
-            # the prototypes, so that not all utterances are assigned to a few of them.
-            with torch.no_grad():
-                out_1BD = of_views(teacher_projector, widened(emb_LBD))
-                out_1GD = gather_utterances(out_1BD, self.shards)
-                log_GK = self.assign(out_1GD[0])
-                target_GK = (log_GK / self.sharpening).softmax(1)
-                target_GK = balance(target_GK, iterations=self.iterations)
+            target_GK = self._find_targets(widened(emb_LBD), teacher_projector)
 
             # Cross-entropy of each short view with the target of its utterance.
             weighted_VGK = target_GK * log_VGK
@@ -122,8 +115,21 @@ class SDPN(Objective):
                 target_N=chosen_G,
             )
 
+    @torch.no_grad()
+    def _find_targets(self, emb_1BD: Tensor, teacher_projector: nn.Module) -> Tensor:
+        """Return the teacher's assignments of the long view, sharpened and balanced, (G, K)."""
+        out_1BD = of_views(teacher_projector, emb_1BD)
+        out_1GD = gather_utterances(out_1BD, self.shards)
+        log_GK = self.assign(out_1GD[0])
+        sharp_GK = (log_GK / self.sharpening).softmax(1)
+        # Balanced, so that not all utterances are assigned to a few prototypes.
+        return balance(sharp_GK, iterations=self.iterations)
+
     def assign(self, out_XD: Tensor) -> Tensor:
-        """Return the logarithm of the softmax over the cosines with all prototypes."""
+        """Return the logarithm of the softmax over the cosines with all prototypes.
+
+        out_XD: of any number of axes; the result has K in place of D.
+        """
         unit_XD = F.normalize(out_XD, dim=-1)
         unit_KD = F.normalize(self.prototype_KD, dim=1)
         cosine_XK = unit_XD @ unit_KD.T

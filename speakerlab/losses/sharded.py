@@ -388,21 +388,17 @@ class _ShardedSoftmax(torch.autograd.Function):
             target_place_G=rows.target_place_G,
         )
 
-        # The graph is for the slope below; in a custom function, autograd is off.
-        with torch.enable_grad():
-            target_similarity_G = target_similarity_G.detach().requires_grad_()
-            graph_logit_G = head.harden(target_similarity_G, margin)
-        target_logit_G = graph_logit_G.detach()
+        target_logit_G, slope_G = _harden_targets(head, target_similarity_G, margin)
 
         # log(sum of exponentials), with the largest logit subtracted first against overflow. All
         # ranks subtract the same one, or else their sums could not be added.
         largest_of_ranks_G = shards.max(similarities.largest_G)
         top_G = torch.maximum(head.scale * largest_of_ranks_G, target_logit_G)
-        sum_G = torch.zeros_like(top_G)
-        for start, stop in blocks_of(rows.num_rows):
-            logits_SG = similarities.matrix_SG[start:stop].mul(head.scale)
-            exp_SG = logits_SG.sub_(top_G).exp_()
-            sum_G += exp_SG.sum(0)
+        sum_G = _sum_exponentials(
+            similarities.matrix_SG,
+            scale=head.scale,
+            top_G=top_G,
+        )
 
         # Sum over the ranks, in one exchange: the exponentials of all classes, and how many ranks
         # find an embedding wrong, because a target must beat the classes of all of them. A NaN on
@@ -418,12 +414,6 @@ class _ShardedSoftmax(torch.autograd.Function):
         loss = (log_sum_G - target_logit_G).mean()
 
         # d loss / d target similarity: (probability of the target - 1) times the slope of `harden`.
-        # `harden` takes each similarity by itself, so the gradient of ones is the slope of each.
-        (slope_G,) = torch.autograd.grad(
-            graph_logit_G,
-            target_similarity_G,
-            torch.ones_like(graph_logit_G),
-        )
         probability_G = (target_logit_G - log_sum_G).exp()
         target_grad_G = (probability_G - 1) * slope_G
 
@@ -534,6 +524,33 @@ def _compare(
         largest_G=largest_G,
         largest_place_G=largest_place_G,
     )
+
+
+def _harden_targets(
+    head: ShardedHead, similarity_G: Tensor, margin: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the logits of targets, with the margin, and their slopes, d logit / d similarity."""
+    # In a custom function, autograd is off.
+    with torch.enable_grad():
+        similarity_G = similarity_G.detach().requires_grad_()
+        logit_G = head.harden(similarity_G, margin)
+    # `harden` takes each similarity by itself, so the gradient of ones is the slope of each.
+    (slope_G,) = torch.autograd.grad(
+        logit_G,
+        similarity_G,
+        torch.ones_like(logit_G),
+    )
+    return logit_G.detach(), slope_G
+
+
+def _sum_exponentials(matrix_SG: Tensor, *, scale: float, top_G: Tensor) -> Tensor:
+    """Return the sum of exp(scale * similarity - top) over the rows of this rank, (G,)."""
+    sum_G = torch.zeros_like(top_G)
+    for start, stop in blocks_of(len(matrix_SG)):
+        logits_SG = matrix_SG[start:stop].mul(scale)
+        exp_SG = logits_SG.sub_(top_G).exp_()
+        sum_G += exp_SG.sum(0)
+    return sum_G
 
 
 def _find_wrong(

@@ -57,8 +57,10 @@ class SphereFace2(Head):
         label_B: Tensor,
         margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss with `margin` (type A: radians, type C: in units of g), and
-        scale * cosine (B, C) without it."""
+        """Return the mean loss with `margin`, and scale * cosine (B, C) without it.
+
+        margin: for type A an angle in radians, for type C a difference of values of g.
+        """
         label_B1 = label_B.unsqueeze(1)
         with autocast_off(emb_BD):
             cos_BC = cosines(emb_BD, self.weight_CD)

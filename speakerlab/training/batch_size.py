@@ -185,7 +185,8 @@ def _fixed_size(request: BatchRequest, sizes: list[int]) -> int | None:
 
 
 def _largest_automatic(request: BatchRequest, sizes: list[int]) -> int:
-    """Return the largest micro-batch to choose automatically: not more than BatchNorm is to see."""
+    """Return the largest micro-batch to choose automatically."""
+    # A larger one than training.bn_batch would give BatchNorm more crops than the user wants.
     if request.bn_batch in sizes:
         return request.bn_batch
     return MAX_MICRO_BATCH
@@ -213,11 +214,13 @@ def _automatic_sizes(request: BatchRequest, sizes: list[int]) -> list[int]:
 def _smaller_sizes(
     request: BatchRequest, fixed: int | None, sizes: list[int]
 ) -> list[int]:
-    """Return the sizes below the one that ran out of memory: any of them is better than none.
+    """Return the sizes below the one that ran out of memory, even if they are small for BatchNorm.
 
-    But no smaller share may be computed at once than the loss needs: it would learn another thing.
+    Raises MemoryTooSmall if there are none.
     """
     assert request.too_large is not None
+    # The loss compares the crops of a rank's share with each other: in smaller pieces, it would be
+    # another loss.
     if request.why_undivided:
         raise MemoryTooSmall(
             f"memory: {request.too_large} crops at once do not fit, but"
@@ -290,35 +293,44 @@ def saved_bytes(
     Returns (bytes per crop, bytes once). run: computes the forward pass for a number of crops.
     parameters: not counted.
     """
-    # `_cdata` differs even between storages without data, whose addresses are all 0.
-    ignored = {parameter.untyped_storage()._cdata for parameter in parameters}
-
-    def count(num_crops: int) -> int:
-        sizes: dict[int, int] = {}  # by storage: views share theirs
-
-        def note_size(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in ignored:
-                sizes[storage._cdata] = storage.nbytes()
-            return tensor
-
-        def unpack(tensor: Tensor) -> Tensor:
-            return tensor
-
-        # The output keeps the graph alive. If a storage were freed before all are counted, another
-        # one could take its place under the same key.
-        hooks = torch.autograd.graph.saved_tensors_hooks(note_size, unpack)
-        with hooks:
-            output = run(num_crops)
-        del output
-        return sum(sizes.values())
-
+    ignored = {_storage_key(parameter) for parameter in parameters}
     # A straight line through two points: bytes = slope * crops + constant.
-    bytes_of_two = count(2)
-    bytes_of_four = count(4)
+    bytes_of_two = _saved_bytes_of(run, 2, ignored)
+    bytes_of_four = _saved_bytes_of(run, 4, ignored)
     bytes_per_crop = (bytes_of_four - bytes_of_two) / 2
     bytes_once = 2 * bytes_of_two - bytes_of_four
     return bytes_per_crop, bytes_once
+
+
+def _saved_bytes_of(
+    run: Callable[[int], Any], num_crops: int, ignored: set[int]
+) -> int:
+    """Return the bytes that a forward pass of `num_crops` keeps, without the `ignored` storages."""
+    # By storage, because several tensors may be views of one.
+    sizes: dict[int, int] = {}
+
+    # Autograd calls these two functions when it keeps a tensor, and when it reads it again.
+    def note_size(tensor: Tensor) -> Tensor:
+        key = _storage_key(tensor)
+        if key not in ignored:
+            sizes[key] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    # The output keeps the graph alive. If a storage were freed before all are counted, another
+    # one could take its place under the same key.
+    with torch.autograd.graph.saved_tensors_hooks(note_size, unpack):
+        output = run(num_crops)
+    del output
+    return sum(sizes.values())
+
+
+def _storage_key(tensor: Tensor) -> int:
+    """Return a number that only tensors with the same storage share."""
+    # Not the address of the data, which is 0 for all storages without data.
+    return tensor.untyped_storage()._cdata
 
 
 def free_bytes(device: torch.device, local_ranks: int) -> int:

@@ -26,14 +26,11 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
 
     # CUDA ignores numbers that do not exist. Without this check, a training would silently run on
     # fewer GPUs than requested, or on the CPU.
-    visible = os.environ.get(VISIBLE_DEVICES, "")
-    requested = [number for number in visible.split(",") if number.strip()]
-    is_cpu_requested = requested == ["-1"]
-    if not is_cpu_requested and len(requested) > count:
+    requested = _requested_gpus()
+    if len(requested) > count:
         raise ValueError(
             f"--gpus: {len(requested)} requested ({VISIBLE_DEVICES}={','.join(requested)}),"
-            f" {describe_gpus()}; "
-            f'correct the numbers, or choose the CPU: --gpus ""'
+            f' {describe_gpus()}; correct the numbers, or choose the CPU: --gpus ""'
         )
     if device == "cuda" and not count:
         raise ValueError(
@@ -51,6 +48,15 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
     for index in range(min(count, num_ranks)):
         check_kernels(index)
     return count
+
+
+def _requested_gpus() -> list[str]:
+    """Return the GPUs that a user has listed for this process; none for the CPU, or for all."""
+    visible = os.environ.get(VISIBLE_DEVICES, "")
+    numbers = [number for number in visible.split(",") if number.strip()]
+    if numbers == ["-1"]:
+        return []
+    return numbers
 
 
 def check_driver() -> None:

@@ -223,9 +223,15 @@ def _reason(error: RuntimeError) -> str:
     text = str(error).strip()
     # NCCL's cause is behind lines with the place in the source and a general hint.
     _, _, last_error = text.partition("Last error:")
-    cause = last_error.strip() or text or repr(error)
+    cause = last_error.strip()
+    if not cause:
+        cause = text
+    # An error without any text: at least its class.
+    if not cause:
+        cause = repr(error)
     first_line = cause.splitlines()[0]
-    return first_line[:MAX_REASON].rstrip(" .;")
+    shortened = first_line[:MAX_REASON]
+    return shortened.rstrip(" .;")
 
 
 def shared_store(ranks: Ranks) -> Any:

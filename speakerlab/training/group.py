@@ -88,17 +88,23 @@ def _read_group(variables: Mapping[str, str], *, starter: str) -> Group:
             f" {world_size}; correct one of them"
         )
 
-    # A single rank connects to no other rank: it needs no address and no port.
+    address, port = _read_address(variables, world_size=world_size)
+    return Group(
+        starter=starter,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=address,
+        port=port,
+    )
+
+
+def _read_address(variables: Mapping[str, str], *, world_size: int) -> tuple[str, int]:
+    """Return address and port of rank 0's host, from MASTER_ADDR and MASTER_PORT."""
+    # A single rank connects to no other rank, and needs neither.
     if world_size == 1:
-        return Group(
-            starter=starter,
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            local_size=local_size,
-            address="127.0.0.1",
-            port=0,
-        )
+        return "127.0.0.1", 0
     missing: list[str] = []
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not variables.get(name):
@@ -109,15 +115,7 @@ def _read_group(variables: Mapping[str, str], *, starter: str) -> Group:
             " address and an open port of rank 0's host, or unset RANK and WORLD_SIZE"
             " to train alone"
         )
-    return Group(
-        starter=starter,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_size=local_size,
-        address=variables["MASTER_ADDR"],
-        port=_number(variables, "MASTER_PORT"),
-    )
+    return variables["MASTER_ADDR"], _number(variables, "MASTER_PORT")
 
 
 def _slurm_tasks(variables: Mapping[str, str], root: Path) -> int | None:

@@ -54,13 +54,7 @@ class Events:
 
     def __init__(self, folder: Path, *, kind: str = METRICS) -> None:
         self.folder = folder
-        # Files are read in the order of their names. The clock alone does not order them: a run
-        # may resume within the second, or on a host whose clock is behind.
-        stamp = int(time.time())
-        for path in folder.glob(f"{PREFIX}.*"):
-            parts = path.name.split(".")
-            earlier_stamp = int(parts[3])
-            stamp = max(stamp, earlier_stamp + 1)
+        stamp = _next_stamp(folder)
         name = f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{kind}"
         self.file = AppendedFile(folder / name)
         # The first record of every file is the version of its format.
@@ -235,6 +229,18 @@ def write_scores(
     if values:
         events.add(step, Summary(value=values))
     events.file.close()
+
+
+def _next_stamp(folder: Path) -> int:
+    """Return the time for the name of the next file of events, in seconds since 1970."""
+    # Files are read in the order of their names. The clock alone does not order them: a run may
+    # resume within the second, or on a host whose clock is behind.
+    stamp = int(time.time())
+    for path in folder.glob(f"{PREFIX}.*"):
+        parts = path.name.split(".")
+        earlier_stamp = int(parts[3])
+        stamp = max(stamp, earlier_stamp + 1)
+    return stamp
 
 
 def _as_code(text: str) -> str:

@@ -63,7 +63,7 @@ def _log_micro_batch(micro_batch: Mapping[str, Any]) -> None:
     names = ", ".join(utterances[:3])
     if len(utterances) > 3:
         names += " and others"
-    # The data are fine, and the number format is the cause.
+    # True if the number format is the cause, and not the data.
     is_fault_of_format = micro_batch.get("is_finite_in_fp32")
     log.error(
         "rank %d: the first non-finite %s is in %s, utterances %s%s",
@@ -110,22 +110,20 @@ def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, 
     """Run forward and backward; find the first output and the gradient nearest to the loss."""
     # The seed of the bad step: dropout and dither must be the same again.
     torch.manual_seed(seed)
-    failed: list[str] = []  # in the order of computation
+    failed: list[str] = []  # modules, in the order of computation
     if not _is_finite(inputs.x_B):
         failed.append("the augmentation")
 
-    def watch(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, tuple | list) else [output]
-        for value in outputs:
-            if isinstance(value, Tensor) and not _is_finite(value):
-                failed.append(name)
-                return
+    # torch calls this function with the output of each module.
+    def note_failure(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not _is_output_finite(output):
+            failed.append(name)
 
     hooks: list[Any] = []
     for name, module in task.named_modules():
         # The task itself has an empty name.
         if name:
-            hook = module.register_forward_hook(partial(watch, name))
+            hook = module.register_forward_hook(partial(note_failure, name))
             hooks.append(hook)
     output = task(
         inputs.x_B,
@@ -137,13 +135,9 @@ def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, 
     for hook in hooks:
         hook.remove()
 
-    # Parameters are listed about in the order of the forward pass, so the last bad one is nearest
-    # to the loss.
-    gradients: list[str] = []
-    for name, parameter in task.named_parameters():
-        gradient = parameter.grad
-        if gradient is not None and not _is_finite(gradient):
-            gradients.append(name)
+    # Parameters are listed about in the order of the forward pass, so the last one is nearest to
+    # the loss.
+    bad_gradients = _list_bad_gradients(task)
     task.zero_grad(set_to_none=True)
     loss = float(output.loss.detach())
     # JSON has no NaN.
@@ -151,9 +145,26 @@ def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, 
     return {
         "loss": loss_value,
         "module": failed[0] if failed else None,
-        "gradient": gradients[-1] if gradients else None,
-        "is_finite": not failed and not gradients,
+        "gradient": bad_gradients[-1] if bad_gradients else None,
+        "is_finite": not failed and not bad_gradients,
     }
+
+
+def _list_bad_gradients(task: Task) -> list[str]:
+    """Return the names of the parameters whose gradient is not finite, in the task's order."""
+    names: list[str] = []
+    for name, parameter in task.named_parameters():
+        gradient = parameter.grad
+        if gradient is not None and not _is_finite(gradient):
+            names.append(name)
+    return names
+
+
+def _is_output_finite(output: Any) -> bool:
+    """Return whether all tensors in a module's output are finite: a tensor, or several values."""
+    values = output if isinstance(output, tuple | list) else [output]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return all(_is_finite(tensor) for tensor in tensors)
 
 
 def _is_finite(tensor: Tensor) -> bool:

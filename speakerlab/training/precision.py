@@ -119,16 +119,22 @@ def resolve_precision(
 
     # All ranks use one format, which the least capable card must have in hardware.
     card = min(known_cards)
-    rank_note = ""
-    if len(set(known_cards)) > 1:
-        rank_note = f", the least capable of {len(known_cards)} ranks,"
-    verb = "has" if card.has_bf16 else "lacks"
-    capability = f"{card.text}{rank_note} {verb} bf16"
+    capability = _describe_least_capable(known_cards)
     best = "bf16" if card.has_bf16 else "fp32"
     if asked == "auto":
         return Precision(best, kind, f"auto: {capability}")
     differs = "" if asked == best else f"; {capability}, auto would take {best}"
     return Precision(asked, kind, f"as configured{differs}")
+
+
+def _describe_least_capable(cards: Sequence[Card]) -> str:
+    """Return whether the least capable card has bf16: "capability 7.0 lacks bf16"."""
+    card = min(cards)
+    rank_note = ""
+    if len(set(cards)) > 1:
+        rank_note = f", the least capable of {len(cards)} ranks,"
+    verb = "has" if card.has_bf16 else "lacks"
+    return f"{card.text}{rank_note} {verb} bf16"
 
 
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from speakerlab.training import checkpoint
 from speakerlab.training.distributed import Ranks
@@ -170,11 +171,7 @@ class RunState:
         The optimizer's values for each weight, such as the momentum, are replaced in the same way.
         change: gathers the rows of all ranks (None on ranks other than 0), or selects this rank's.
         """
-        # In the optimizer's state, the key of a parameter is its number, counted over all groups.
-        numbers: dict[int, int] = {}
-        for group in self.updater.optimizer.param_groups:
-            for parameter in group["params"]:
-                numbers[id(parameter)] = len(numbers)
+        numbers = _parameter_numbers(self.updater.optimizer)
         optimizer_states = state["optimizer"]["state"]
 
         for name, parameter in self.task.split_parameters.items():
@@ -194,3 +191,13 @@ class RunState:
                 if shape == shape_before:
                     changed_values[key] = change(value)
             optimizer_states[number] = changed_values
+
+
+def _parameter_numbers(optimizer: Optimizer) -> dict[int, int]:
+    """Return the key of each parameter in the state of an optimizer, by the parameter's `id`."""
+    # Keys are numbers, counted over all groups.
+    numbers: dict[int, int] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            numbers[id(parameter)] = len(numbers)
+    return numbers

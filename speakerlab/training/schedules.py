@@ -58,24 +58,28 @@ class LearningRate:
         warmup_steps = self.warmup_steps if has_own_warmup else 0
         stretch = _Stretch(begin=0, peak=self.peak, warmup_steps=warmup_steps)
         end = self.total_steps
-
-        # Replay the changes of length before `step`, in order. Each starts from the learning rate
-        # at which the run was then, so that the rate never jumps.
-        changes = self.extended if depends_on_length else ()
-        for changed_at, total_before in changes:
-            if step < changed_at:
-                end = total_before
-                break
-            # A change during the warm-up moves the end only.
-            if changed_at > stretch.begin + stretch.warmup_steps:
-                current_lr = self._lr_in(stretch, changed_at, end=total_before)
-                stretch = _Stretch(begin=changed_at, peak=current_lr, warmup_steps=0)
+        if depends_on_length:
+            stretch, end = self._stretch_at(step, stretch)
 
         lr = self._lr_in(stretch, step, end=end)
         if has_own_warmup or step >= self.warmup_steps:
             return lr
         # `step + 1`, because a learning rate of 0 would waste the first step.
         return lr * (step + 1) / self.warmup_steps
+
+    def _stretch_at(self, step: int, first: "_Stretch") -> tuple["_Stretch", int]:
+        """Return the stretch that a step is in, and the step at which it ends."""
+        # Replay the changes of length before `step`, in order. Each starts from the learning rate
+        # at which the run was then, so that the rate never jumps.
+        stretch = first
+        for changed_at, total_before in self.extended:
+            if step < changed_at:
+                return stretch, total_before
+            # A change during the warm-up moves the end only.
+            if changed_at > stretch.begin + stretch.warmup_steps:
+                current_lr = self._lr_in(stretch, changed_at, end=total_before)
+                stretch = _Stretch(begin=changed_at, peak=current_lr, warmup_steps=0)
+        return stretch, self.total_steps
 
     def _lr_in(self, stretch: "_Stretch", step: int, *, end: int) -> float:
         """Return the learning rate of a step in a stretch of the run that ends at step `end`."""

@@ -5,8 +5,8 @@ It has no gradient, and moves at the end of each step that is not skipped. It be
 of the task, so that a checkpoint holds it. Its BatchNorm statistics come from its own forward
 passes, not from the student, as in 3D-Speaker.
 
-Letters: B utterances, R crops of an utterance, S samples, V views that the student sees (in `cut`:
-views of a crop), L long views, D embedding, N rows.
+Letters: B utterances, R crops of an utterance, S samples, P short views of a crop, V views that the
+student sees, L long views, D embedding, N rows, K singular values.
 """
 
 import copy
@@ -61,11 +61,11 @@ class Views(NamedTuple):
         # Samples behind the last whole short view of a crop are not used.
         used_samples = self.shorts_each * self.short_samples
         cut_RBS = wave_RBS[self.num_long :, :, :used_samples]
-        # (crops, B, views of a crop, samples) -> (views of all crops, B, samples)
+        # Cut each crop into views, and list the views of all crops.
         view_shape = (self.shorts_each, self.short_samples)
-        view_RBVS = cut_RBS.unflatten(2, view_shape)
-        view_RVBS = view_RBVS.transpose(1, 2)
-        view_VBS = view_RVBS.flatten(0, 1)
+        view_RBPS = cut_RBS.unflatten(2, view_shape)
+        view_RPBS = view_RBPS.transpose(1, 2)
+        view_VBS = view_RPBS.flatten(0, 1)
         # The last crop may be cut into more views than are needed.
         return long_LBS, view_VBS[: self.num_short]
 
@@ -115,8 +115,8 @@ class SelfSupervisedTask(Task):
         epoch = step / schedule.steps_per_epoch
         # The teacher changes less and less: the share that it takes from the student falls to 0.
         first_share = 1 - self.first_momentum
-        momentum = 1 - first_share * (1 + math.cos(math.pi * done)) / 2
-        self._begin(epoch, momentum)
+        share = first_share * (1 + math.cos(math.pi * done)) / 2
+        self._begin(epoch, momentum=1 - share)
 
     def _begin(self, epoch: float, momentum: float) -> None:
         self.momentum = momentum
@@ -172,13 +172,7 @@ class SelfSupervisedTask(Task):
         with self.autocast, record_function("step/forward/embedder"):
             # Student and teacher see the same features of the long views.
             feats_NTF = learner.features(long_LBS.flatten(0, 1))
-            # Long and short views have different lengths, so each kind is a batch of its own.
-            outputs: list[Tensor] = []
-            if self.objective.sees_long:
-                outputs.append(learner.embed_features(feats_NTF))
-            if len(short_VBS):
-                outputs.append(learner(short_VBS.flatten(0, 1)))
-            view_ND = torch.cat(outputs)
+            view_ND = self._embed_views(learner, feats_NTF, short_VBS)
             emb_VBD = view_ND.unflatten(0, view_shape)
 
             # The teacher sees long views alone. Its embeddings are targets, without gradients.
@@ -199,6 +193,21 @@ class SelfSupervisedTask(Task):
         # The sums of a step count rows, so the mean becomes a sum over the rows of the batch.
         num_correct = compared.accuracy * len(x_B)
         return TaskOutput(compared.loss, num_correct)
+
+    def _embed_views(
+        self, learner: Any, feats_NTF: Tensor, short_VBS: Tensor
+    ) -> Tensor:
+        """Return the embeddings (N, D) of the views that the student sees, long views first.
+
+        feats_NTF: features of the long views.
+        """
+        # Long and short views have different lengths, so each kind is a batch of its own.
+        embeddings: list[Tensor] = []
+        if self.objective.sees_long:
+            embeddings.append(learner.embed_features(feats_NTF))
+        if len(short_VBS):
+            embeddings.append(learner(short_VBS.flatten(0, 1)))
+        return torch.cat(embeddings)
 
     def measure(self, ranks: Ranks) -> dict[str, float]:
         """Return the effective rank of the last step's embeddings of long views.

@@ -293,25 +293,40 @@ class AfterStep:
         return metrics
 
     def save_if_due(self, *, now: bool, metrics: dict[str, float] | None) -> None:
-        """Save on schedule, at the best metric so far, after the last step, or `now`."""
-        state = self.state
-        is_best = False
-        if metrics is not None:
-            value = metrics[state.metric]
-            is_best = state.best is None or value < state.best
-            if is_best:
-                state.best = value
+        """Save on schedule, at the best metric so far, after the last step, or `now`.
 
-        is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
-        # After a bad step, a scheduled checkpoint is left out: a roll-back should return to a
-        # checkpoint from before the bad steps. With `now`, a checkpoint is written in any case. Its
-        # bad steps are not counted then, because reading their number waits for a GPU.
-        if is_scheduled and not now:
-            has_bad_steps = bool(int(state.updater.bad_in_a_row))
-            is_scheduled = not has_bad_steps
+        metrics: of the validation of this step; None if there was none.
+        """
+        state = self.state
+        is_best = metrics is not None and self._note_if_best(metrics[state.metric])
+        is_scheduled = self._is_checkpoint_scheduled(saves_anyway=now)
         is_last = state.step == self.schedule.total_steps
         if now or is_best or is_scheduled or is_last:
             state.save(scheduled=is_scheduled, valid=metrics)
+
+    def _note_if_best(self, value: float) -> bool:
+        """Return whether the metric is the lowest so far, and if so, remember it."""
+        best = self.state.best
+        is_best = best is None or value < best
+        if is_best:
+            self.state.best = value
+        return is_best
+
+    def _is_checkpoint_scheduled(self, *, saves_anyway: bool) -> bool:
+        """Return whether a checkpoint of this step is one of the scheduled ones.
+
+        saves_anyway: the step is saved for another reason, too.
+        """
+        if self.state.step % self.schedule.checkpoint_every_steps:
+            return False
+        # Bad steps cannot prevent this checkpoint, so they are not counted: to read their number
+        # would wait for a GPU.
+        if saves_anyway:
+            return True
+        # After a bad step, a scheduled checkpoint is left out: a roll-back should return to a
+        # checkpoint from before the bad steps.
+        has_bad_steps = bool(int(self.state.updater.bad_in_a_row))
+        return not has_bad_steps
 
     def _is_row_due(self) -> bool:
         step = self.state.step

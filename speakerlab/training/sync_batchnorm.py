@@ -119,9 +119,11 @@ class _Normalise(torch.autograd.Function):
         x, weight_C, mean_C, var_C, num_values = ctx.saved_tensors
         grad_y = grads[0]
         scale_C = (var_C + ctx.eps).rsqrt()
-        # torch's kernel subtracts the means of gradients over this rank's rows. They should be over
-        # the rows of the group: the difference is added below.
-        grad_x, slope_C, shift_C = torch.ops.aten.native_batch_norm_backward(
+        # With z = (x - mean) / sqrt(var + eps), the gradient of x is
+        #     weight / sqrt(var + eps) * (grad_y - mean of grad_y - z * mean of grad_y * z).
+        # torch's kernel takes these two means over this rank's rows. They should be over the rows
+        # of the group: the difference is added below.
+        grad_x, grad_weight_C, grad_bias_C = torch.ops.aten.native_batch_norm_backward(
             grad_y,
             x,
             weight_C,
@@ -133,23 +135,24 @@ class _Normalise(torch.autograd.Function):
             eps=ctx.eps,
             output_mask=[True, True, True],
         )
-        sums_2C = torch.stack([slope_C, shift_C])
+        # The gradients of weight and bias are the sums of grad_y * z and of grad_y.
+        sums_2C = torch.stack([grad_weight_C, grad_bias_C])
         group_sums_2C = ctx.group.sum(sums_2C)
         num_channels = x.shape[1]
         num_of_rank = x.numel() / num_channels
         excess_2C = sums_2C / num_of_rank - group_sums_2C / num_values
-        added_slope_C, added_shift_C = excess_2C * scale_C * weight_C
-        # slope * (x - mean) / sqrt(var + eps) + shift, as BatchNorm computes.
+        slope_C, shift_C = excess_2C * scale_C * weight_C
+        # BatchNorm's formula computes the difference: slope * z + shift.
         grad_x += F.batch_norm(
             x,
             mean_C,
             var_C,
-            added_slope_C,
-            added_shift_C,
+            slope_C,
+            shift_C,
             eps=ctx.eps,
         )
         # The numbers eps and group have no gradient.
-        return grad_x, slope_C, shift_C, None, None
+        return grad_x, grad_weight_C, grad_bias_C, None, None
 
 
 class _Moments(NamedTuple):
@@ -166,7 +169,7 @@ def _group_moments(x: Tensor, weight_C: Tensor, eps: float, group: Ranks) -> _Mo
     weight_C: only its dtype matters, at least fp32: the moments get the same.
     """
     # This rank's moments; the kernel returns 1 / sqrt(var + eps).
-    _, mean_C, scale_C = torch.native_batch_norm(
+    _, rank_mean_C, rank_scale_C = torch.native_batch_norm(
         x,
         weight_C,
         bias=None,
@@ -177,12 +180,12 @@ def _group_moments(x: Tensor, weight_C: Tensor, eps: float, group: Ranks) -> _Mo
         eps=eps,
     )
     # Rounding may leave a channel that is constant a variance just below 0.
-    var_C = (scale_C.square().reciprocal() - eps).clamp_min(0)
+    rank_var_C = (rank_scale_C.square().reciprocal() - eps).clamp_min(0)
     num_channels = x.shape[1]
-    num_of_rank = mean_C.new_full((1,), x.numel() // num_channels)
+    num_of_rank = rank_mean_C.new_full((1,), x.numel() // num_channels)
 
     # One collective for all three; a row per rank.
-    packed_K = torch.cat([mean_C, var_C, num_of_rank])
+    packed_K = torch.cat([rank_mean_C, rank_var_C, num_of_rank])
     packed_RK = group.gather(packed_K.unsqueeze(0))
     moments_of_ranks = packed_RK[:, :-1]
     mean_RC, var_RC = moments_of_ranks.chunk(2, dim=1)

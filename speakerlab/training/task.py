@@ -265,16 +265,21 @@ class SpeakerTask(Task):
         with self.autocast, record_function("step/forward/embedder"):
             with gradient_context:
                 emb_BD: Tensor = self.embedder(x_B, mask_features)
-            # DDP waits for a gradient of every parameter. Adding 0 times a value of each gives the
-            # frozen ones a gradient of zero.
+            # DDP waits for a gradient of every parameter, also of the frozen ones.
             if frozen:
-                first_values: list[Tensor] = []
-                for parameter in self.embedder.parameters():
-                    first_index = (0,) * parameter.dim()
-                    first_values.append(parameter[first_index])
-                emb_BD = emb_BD + 0 * torch.stack(first_values).sum()
+                emb_BD = emb_BD + _zero_of(self.embedder)
         # Outside of autocast: the margin and the softmax need fp32.
         with record_function("step/forward/head"):
             loss, decided = self.head(emb_BD, label_B, margin)
             num_correct = self.head.count_correct(decided, label_B)
         return TaskOutput(loss, num_correct)
+
+
+def _zero_of(module: nn.Module) -> Tensor:
+    """Return a scalar 0 that depends on every parameter of a module, with a gradient of zero."""
+    # One value of each parameter is enough.
+    first_values: list[Tensor] = []
+    for parameter in module.parameters():
+        first_index = (0,) * parameter.dim()
+        first_values.append(parameter[first_index])
+    return 0 * torch.stack(first_values).sum()

@@ -138,7 +138,7 @@ class Trainer:
         self.state.sums.started_at = time.monotonic()
 
     def close(self) -> None:
-        """End the reading ahead; write the last rows."""
+        """Stop reading ahead, and write the last rows."""
         self.inputs.close()
         if self.monitor is not None:
             self.monitor.close()

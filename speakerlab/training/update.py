@@ -89,31 +89,32 @@ class Updater:
 
         # BatchNorm's statistics change in the forward pass, before the step is known to be bad.
         self.statistics = flat_statistics(module)
-        self.saved = [torch.empty_like(flat) for flat in self.statistics]
+        self.saved_statistics = [torch.empty_like(flat) for flat in self.statistics]
 
-        # On a GPU the host reads the verdict on a step one step late.
-        self.late = device.type == "cuda"
-        self.pending: tuple[int, Tensor, torch.cuda.Event] | None = None
+        # On a GPU the host reads the verdict on a step one step late. Until then, the number of the
+        # step, its values on the host, and the event that marks the end of their copy are kept.
+        self.reads_late = device.type == "cuda"
+        self.pending_verdict: tuple[int, Tensor, torch.cuda.Event] | None = None
 
         # Each rank has different rows of the split parameters, and a copy of the shared parameters.
         # Their gradients enter the norm in different ways.
-        self.split = list(split)
+        self.split_parameters = list(split)
         split_ids = {id(parameter) for parameter in split}
-        self.shared: list[nn.Parameter] = []
+        self.shared_parameters: list[nn.Parameter] = []
         for parameter in module.parameters():
             if parameter.requires_grad and id(parameter) not in split_ids:
-                self.shared.append(parameter)
+                self.shared_parameters.append(parameter)
         self.sum_over_ranks = sum_over_ranks
 
     def before_step(self) -> None:
         """Save the statistics; call before the first micro-batch of a step."""
         with record_function("step/guard"):
-            for saved, flat in zip(self.saved, self.statistics):
+            for saved, flat in zip(self.saved_statistics, self.statistics):
                 saved.copy_(flat)
 
     def restore(self) -> None:
         """Reset BatchNorm's statistics to their values before the step."""
-        for saved, flat in zip(self.saved, self.statistics):
+        for saved, flat in zip(self.saved_statistics, self.statistics):
             flat.copy_(saved)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -147,14 +148,14 @@ class Updater:
 
     def _unscale_and_clip(self) -> Tensor:
         """Divide the gradients by the loss scale, clip them, and return their unclipped norm."""
-        shared_gradients = _gradients_of(self.shared)
-        split_gradients = _gradients_of(self.split)
+        shared_gradients = _gradients_of(self.shared_parameters)
+        split_gradients = _gradients_of(self.split_parameters)
         if self.scales_loss:
             all_gradients = [*shared_gradients, *split_gradients]
             multiply_all(all_gradients, self.loss_scale.reciprocal())
 
         norm = nn.utils.get_total_norm(shared_gradients)
-        if self.split:
+        if self.split_parameters:
             # Every rank has gradients of different rows: add the squares of all ranks.
             split_square = torch.zeros_like(norm)
             if split_gradients:
@@ -164,7 +165,7 @@ class Updater:
             norm = square.sqrt()
 
         # A norm that is not finite spoils all gradients here. Such a step is skipped anyway.
-        parameters = [*self.shared, *self.split]
+        parameters = [*self.shared_parameters, *self.split_parameters]
         nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, norm)
         return norm
 
@@ -172,12 +173,23 @@ class Updater:
         """Return 1.0 if the step is bad, else 0.0, on the device; undo a bad step's statistics."""
         # Not `norm >= inf`, which is false for NaN.
         is_bad = ~(grad_norm < math.inf)
-        for saved, flat in zip(self.saved, self.statistics):
+        for saved, flat in zip(self.saved_statistics, self.statistics):
             torch.where(is_bad, saved, flat, out=flat)
         self.skipped += is_bad
         # One more after a bad step, 0 after a good one, without a branch on the host.
         self.bad_in_a_row.add_(1).mul_(is_bad)
         return is_bad.float()
+
+    def _adapt_scale(self, is_bad: Tensor) -> None:
+        """Halve the loss scale after a bad step, double it after `GROWTH_STEPS` good ones."""
+        # All on the device, without a branch on the host, where the verdict arrives later.
+        is_good = is_bad == 0
+        self.good_steps.add_(1).mul_(is_good)
+        is_growing = self.good_steps >= GROWTH_STEPS
+        half_if_bad = 1 - is_bad / 2
+        factor = torch.where(is_growing, 2.0, half_if_bad)
+        self.loss_scale.mul_(factor)
+        self.good_steps.mul_(~is_growing)
 
     def check(self, step: int, update: Update) -> None:
         """Raise NumericError after too many bad steps in a row, or when the loss scale is lost."""
@@ -195,14 +207,17 @@ class Updater:
         # On a GPU, the verdict is on an earlier step than `step`.
         judged_step, (norm, bad_in_a_row, scale) = verdict
         if bad_in_a_row >= MAX_BAD_STEPS:
-            text = (
-                f"{MAX_BAD_STEPS} steps in a row without a finite gradient, last norm"
-                f" {norm}"
+            raise NumericError(
+                f"step {judged_step}: {MAX_BAD_STEPS} steps in a row without a finite"
+                f" gradient, last norm {norm}",
+                judged_step,
             )
-            raise NumericError(f"step {judged_step}: {text}", judged_step)
         if scale < MIN_SCALE:
-            text = f"the fp16 loss scale fell to {scale:g}, below {MIN_SCALE:g}"
-            raise NumericError(f"step {judged_step}: {text}", judged_step)
+            raise NumericError(
+                f"step {judged_step}: the fp16 loss scale fell to {scale:g}, below"
+                f" {MIN_SCALE:g}",
+                judged_step,
+            )
 
     def _copy_to_host(
         self, step: int, values: Tensor
@@ -211,10 +226,10 @@ class Updater:
 
         On a GPU: the values of the previous step, available without waiting; None at first.
         """
-        if not self.late:
+        if not self.reads_late:
             return step, values.tolist()
 
-        previous = self.pending
+        previous = self.pending_verdict
         is_copied = torch.cuda.Event()
         # Only a copy to pinned memory does not block the host. The event marks its end.
         host_values = torch.empty(
@@ -224,7 +239,7 @@ class Updater:
         )
         host_values.copy_(values, non_blocking=True)
         is_copied.record()
-        self.pending = (step, host_values, is_copied)
+        self.pending_verdict = (step, host_values, is_copied)
         if previous is None:
             return None
         previous_step, previous_values, is_previous_copied = previous
@@ -234,7 +249,7 @@ class Updater:
     def reset(self) -> None:
         """Forget the bad steps in a row and restore the first loss scale, after a roll-back."""
         self.bad_in_a_row.zero_()
-        self.pending = None
+        self.pending_verdict = None
         if self.scales_loss:
             self.loss_scale.fill_(INITIAL_SCALE)
             self.good_steps.zero_()
@@ -250,24 +265,13 @@ class Updater:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the values that `state` returned; the loss scale only if this run has one."""
+        self.skipped.fill_(state["skipped"])
+        self.bad_in_a_row.fill_(state["bad_in_a_row"])
         if self.scales_loss:
             self.loss_scale.fill_(state["loss_scale"])
             self.good_steps.fill_(state["good_steps"])
-        self.skipped.fill_(state["skipped"])
-        self.bad_in_a_row.fill_(state["bad_in_a_row"])
-        # A smaller scale would end the resumed run at its first step.
-        self.loss_scale.clamp_(min=MIN_SCALE)
-
-    def _adapt_scale(self, is_bad: Tensor) -> None:
-        """Halve the loss scale after a bad step, double it after `GROWTH_STEPS` good ones."""
-        # All on the device, without a branch on the host, where the verdict arrives later.
-        is_good = is_bad == 0
-        self.good_steps.add_(1).mul_(is_good)
-        is_growing = self.good_steps >= GROWTH_STEPS
-        half_if_bad = 1 - is_bad / 2
-        factor = torch.where(is_growing, 2.0, half_if_bad)
-        self.loss_scale.mul_(factor)
-        self.good_steps.mul_(~is_growing)
+            # A smaller scale would end the resumed run at its first step.
+            self.loss_scale.clamp_(min=MIN_SCALE)
 
 
 def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -410,7 +414,7 @@ class WaitWatch:
     def __init__(self) -> None:
         self.is_first_row = True
         self.period = CHECK_SECONDS
-        # Since the begin of the current period.
+        # Sums since the current period began.
         self.wait_seconds = 0.0
         self.seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""GPUs that are asked for exist, or the training refuses to start."""
+"""A training refuses to start if the requested GPUs do not exist or cannot be used."""
 
 import signal
 from contextlib import nullcontext

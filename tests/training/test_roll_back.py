@@ -1,4 +1,4 @@
-"""Steps that are not finite: reported, rolled back, given up."""
+"""Steps that are not finite: a report, roll-backs, and an error if these do not help."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A stream of their own changes no micro-batch; only idle time counts as waiting for data."""
+"""A second stream changes no micro-batch; only idle time of the device is waiting for data."""
 
 import time
 
