@@ -170,11 +170,14 @@ def _import_embedder(
     foreign.check_size(embedder.embed_dim)
     _load_backbone(embedder, backbone, recognised.names)
 
-    # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
-    head_CD = tensors.get(f"{PROJECTION}weight")
-    if checkpoint.classifier is not None:
-        head_CD = read_tensors(checkpoint.classifier).get("weight")
-    head_state, classes = _head_of(our_config, embedder, foreign, head_CD, speakers)
+    head_state, classes = _head_of(
+        checkpoint,
+        tensors,
+        config=our_config,
+        embedder=embedder,
+        foreign=foreign,
+        speakers=speakers,
+    )
     head = "no head (see --speakers)"
     if head_state:
         head = f"head of {count_of(len(classes), 'speaker')}"
@@ -257,13 +260,22 @@ def _load_backbone(
 
 
 def _head_of(
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    *,
     config: Config,
     embedder: Embedder,
     foreign: ForeignConfig,
-    head_CD: Tensor | None,
     speakers: Path | None,
 ) -> tuple[Mapping[str, Tensor] | None, list[str]]:
-    """Return the tensors of the head and the names of its rows; (None, []) without a head."""
+    """Return the tensors of the head and the names of its rows; (None, []) without a head.
+
+    tensors: of the checkpoint. config: ours. speakers: the list of training speakers.
+    """
+    # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
+    head_CD = tensors.get(f"{PROJECTION}weight")
+    if checkpoint.classifier is not None:
+        head_CD = read_tensors(checkpoint.classifier).get("weight")
     # Without the list of speakers, a row of the head has a number but no name.
     has_our_kind = foreign.head() is not None
     if not has_our_kind or head_CD is None or speakers is None:

@@ -115,34 +115,38 @@ def opened(path: Path) -> Iterator[Checkpoint]:
             unpack(path, place)
             # An archive without files leaves no folder.
             place.mkdir(exist_ok=True)
+
+        def naming_archive(text: str) -> str:
+            """Name the archive in a message, instead of the folder that it was unpacked into."""
+            return text.replace(str(place), str(path))
+
         try:
-            file = place
-            if not place.is_file():
-                file = _find_in(place)
-            for name in OF_SPEECHBRAIN:
-                if file.with_name(name).exists():
-                    raise ValueError(
-                        f"{file}: is a model of SpeechBrain ({name} is beside it), whose"
-                        " features we do not compute; models of 3D-Speaker and WeSpeaker"
-                        " can be imported"
-                    )
+            file = place if place.is_file() else _find_in(place)
+            _refuse_speechbrain(file)
             classifier = file.with_name("classifier.ckpt")
             config, other_config = _configs_of(file)
-            # A message shall name the archive instead of the temporary folder.
-            if other_config is not None and place != path:
-                renamed = str(other_config).replace(str(place), str(path))
-                other_config = Path(renamed)
+            if other_config is not None:
+                # It is never opened, only named in a warning.
+                other_config = Path(naming_archive(str(other_config)))
             yield Checkpoint(
                 file=file,
                 config=config,
                 classifier=classifier if classifier.exists() else None,
                 other_config=other_config,
             )
-        # Name the archive instead of the folder that it was unpacked into.
         except ValueError as error:
-            text = str(error)
-            renamed = text.replace(str(place), str(path))
-            raise ValueError(renamed) from error
+            raise ValueError(naming_archive(str(error))) from error
+
+
+def _refuse_speechbrain(file: Path) -> None:
+    """Raise ValueError if SpeechBrain's files lie beside a checkpoint."""
+    for name in OF_SPEECHBRAIN:
+        if file.with_name(name).exists():
+            raise ValueError(
+                f"{file}: is a model of SpeechBrain ({name} is beside it), whose"
+                " features we do not compute; models of 3D-Speaker and WeSpeaker"
+                " can be imported"
+            )
 
 
 def _configs_of(file: Path) -> tuple[Path | None, Path | None]:

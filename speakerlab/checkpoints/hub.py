@@ -193,11 +193,11 @@ def fetch(name: str) -> Path:
     Raises ValueError, and leaves the cache as it was, for an unknown name and if a download fails,
     is incomplete or has another digest.
     """
-    name = name.removeprefix(PREFIX)
-    name, _, pinned = name.partition(PIN)
-    name = known_name(name)
+    given_name, is_pinned, pinned = name.removeprefix(PREFIX).partition(PIN)
+    name = known_name(given_name)
     pinned = pinned.lower()
-    if pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
+    # An empty digest, as of a variable that is not set, must not mean "any".
+    if is_pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
         raise ValueError(
             f"{PREFIX}{name}: sha256 '{pinned}' is not 64 hex digits; correct it"
         )
@@ -234,24 +234,12 @@ def _import(name: str, cache: Path, pinned: str) -> None:
     if digests_file.exists():
         first_digests = read_json(digests_file)
     # Trust on first use: no publisher provides digests, but a file that changes later is refused.
-    expected_digest = pinned or first_digests.get(name)
+    first_digest = first_digests.get(name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        # A user without network has put the file into the folder by hand.
-        by_hand = folder / model.file
-        file = by_hand
-        if not by_hand.exists():
-            file = Path(scratch) / model.file
-            address = _address(model, by_hand)
-            download(address, file, otherwise=by_hand)
-
+        file = _file_of(model, folder, Path(scratch))
         # Checked before anything reads the content of the file.
         digest = file_sha256(file)
-        if expected_digest is not None and expected_digest != digest:
-            origin = "requested" if pinned else "known"
-            raise ValueError(
-                f"{PREFIX}{name}: {model.file} has sha256 {digest} instead of the"
-                f" {origin} {expected_digest}; it was not used"
-            )
+        _check_digest(model, digest, pinned=pinned, first_digest=first_digest)
 
         # Imported beside the folder and then moved, so that the cache never has half a model.
         imported = Path(scratch) / "model"
@@ -272,11 +260,40 @@ def _import(name: str, cache: Path, pinned: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         imported.replace(folder)
     # Only after the import: a file that cannot be imported must not pin its digest.
-    if not expected_digest:
+    if not pinned and first_digest is None:
         log.info(
             "%s%s: first use; later downloads must have sha256:%s", PREFIX, name, digest
         )
     write_json(digests_file, {**first_digests, name: digest})
+
+
+def _file_of(model: HubModel, folder: Path, scratch: Path) -> Path:
+    """Return the file that a user without network has put into `folder`, or a download of it."""
+    by_hand = folder / model.file
+    if by_hand.exists():
+        return by_hand
+    file = scratch / model.file
+    address = _address(model, by_hand)
+    download(address, file, otherwise=by_hand)
+    return file
+
+
+def _check_digest(
+    model: HubModel, digest: str, *, pinned: str, first_digest: str | None
+) -> None:
+    """Raise ValueError unless a file has the pinned digest or, without a pin, the first one.
+
+    pinned: "" without a pin. first_digest: of the first file of this model; None before there is
+    one.
+    """
+    expected = pinned or first_digest
+    if expected is None or digest == expected:
+        return
+    origin = "requested" if pinned else "known"
+    raise ValueError(
+        f"{PREFIX}{model.name}: {model.file} has sha256 {digest} instead of the"
+        f" {origin} {expected}; it was not used"
+    )
 
 
 def download(address: str, file: Path, *, otherwise: Path) -> None:

@@ -90,8 +90,11 @@ def find_model(path: Path, weights: str = EMBEDDER) -> Path:
                     f"{folder}: is incomplete, {name} is missing; copy the model again"
                 )
         return folder
+    raise FileNotFoundError(_describe_no_model(path, weights))
 
-    # Find the likeliest mistake, for the message.
+
+def _describe_no_model(path: Path, weights: str) -> str:
+    """Return one line about a path without a model: the likeliest mistake, and what to do."""
     problem = "is a file" if path.is_file() else f"has no {weights}"
     fix = (
         "give an experiment or a model folder: `speakerlab train` writes one, and "
@@ -119,7 +122,7 @@ def find_model(path: Path, weights: str = EMBEDDER) -> Path:
         problem = "does not exist"
         # The user may have left out "hub:".
         fix = near_miss(str(path)) or fix
-    raise FileNotFoundError(f"{path}: {problem}; {fix}")
+    return f"{path}: {problem}; {fix}"
 
 
 def has_segmenter(path: Path) -> bool:

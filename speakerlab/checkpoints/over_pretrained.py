@@ -18,7 +18,7 @@ from torch import Tensor
 from speakerlab.checkpoints.recognise import recognise
 from speakerlab.checkpoints.toolkit_config import ForeignConfig
 from speakerlab.frontend.encoders import FAMILIES
-from speakerlab.frontend.pretrained_files import describe
+from speakerlab.frontend.pretrained_files import Description, describe
 
 PROJECTION = "projection."  # the head
 FRONT_END = "frontend."
@@ -145,21 +145,8 @@ def translate(
     Of the pretrained model, only the description is read. Raises ValueError if it is missing or
     does not belong to the checkpoint.
     """
-    if pretrained is None:
-        raise ValueError(
-            f"{where}: has a pretrained model as its front end ({kind}); add --pretrained"
-            " DIR or hf:owner/name, whose config.json and preprocessor_config.json"
-            " describe it"
-        )
-    description = describe(pretrained)
-    model_type = str(description.architecture.get("model_type"))
-    if model_type not in MODEL_TYPES[kind]:
-        raise ValueError(
-            f"--pretrained: {pretrained} is a {model_type}, but {where} has a"
-            f" {' or '.join(MODEL_TYPES[kind])} ({kind}); give the model that it was"
-            " trained with"
-        )
-
+    description = _describe_pretrained(kind, pretrained, where=where)
+    model_type = description.architecture["model_type"]
     renamed = rename(tensors, kind)
     has_adapters = any(name.endswith(LORA_A) for name in renamed)
     if has_adapters and kind == "w2v-BERT-2.0_SV":
@@ -202,6 +189,27 @@ def translate(
     for name, tensor in backbone.items():
         state[f"backbone.{name}"] = tensor
     return Translated(model=model, frontend=frontend, state=state)
+
+
+def _describe_pretrained(
+    kind: str, pretrained: str | None, *, where: str
+) -> Description:
+    """Read the description of a pretrained model; ValueError if a checkpoint has another."""
+    if pretrained is None:
+        raise ValueError(
+            f"{where}: has a pretrained model as its front end ({kind}); add --pretrained"
+            " DIR or hf:owner/name, whose config.json and preprocessor_config.json"
+            " describe it"
+        )
+    description = describe(pretrained)
+    model_type = str(description.architecture.get("model_type"))
+    if model_type not in MODEL_TYPES[kind]:
+        raise ValueError(
+            f"--pretrained: {pretrained} is a {model_type}, but {where} has a"
+            f" {' or '.join(MODEL_TYPES[kind])} ({kind}); give the model that it was"
+            " trained with"
+        )
+    return description
 
 
 def _split(

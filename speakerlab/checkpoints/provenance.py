@@ -48,24 +48,30 @@ def commit() -> str:
         name = ask_git(root, "describe", "--always", "--dirty", "--abbrev=12")
         return name or "unknown"
 
-    recorded_commit = os.environ.get(COMMIT_VARIABLE, "")
-    archive = root / ARCHIVED_COMMIT
-    if not recorded_commit and archive.exists():
-        recorded_commit = archive.read_text("utf-8").strip()
-    # In a copy that `git archive` did not make, the file has the format instead of a commit.
-    if recorded_commit and not recorded_commit.startswith("$Format"):
-        return recorded_commit[:12]
+    commit_id = _recorded_commit(root) or _installed_commit(root) or "unknown"
+    return commit_id[:12]
 
-    # pip writes this file when it installs from a repository.
+
+def _recorded_commit(root: Path) -> str:
+    """Return the commit of a copy without a repository; empty if nothing names it."""
+    commit_id = os.environ.get(COMMIT_VARIABLE, "")
+    archive = root / ARCHIVED_COMMIT
+    if not commit_id and archive.exists():
+        commit_id = archive.read_text("utf-8").strip()
+    # In a copy that `git archive` did not make, the file has the format instead of a commit.
+    return "" if commit_id.startswith("$Format") else commit_id
+
+
+def _installed_commit(root: Path) -> str:
+    """Return the commit that pip installed; empty if it did not install from a repository."""
     info = f"{FOLDERS}-{speakerlab.__version__}.dist-info"
     origin_file = root / info / "direct_url.json"
-    origin: dict[str, Any] = {}
-    if origin_file.exists():
-        text = origin_file.read_text("utf-8")
-        origin = json.loads(text)
+    if not origin_file.exists():
+        return ""
+    text = origin_file.read_text("utf-8")
+    origin: dict[str, Any] = json.loads(text)
     repository = origin.get("vcs_info", {})
-    commit_id = repository.get("commit_id", "unknown")
-    return commit_id[:12]
+    return repository.get("commit_id", "")
 
 
 def ask_git(folder: Path, *arguments: str) -> str:

@@ -99,8 +99,11 @@ def publish(
         state, config = _with_whole_front_end(state, frontend, config)
     num_parameters = 0
     for name, parameter in embedder.named_parameters():
-        if not (merges_adapters and ".lora_" in name):
-            num_parameters += parameter.numel()
+        # A merged adapter is part of the weight that it adapts.
+        if merges_adapters and ".lora_" in name:
+            continue
+        num_parameters += parameter.numel()
+
     with replacing_folder(folder) as fresh:
         write_tensors(fresh / weights, state)
         config.write(fresh / "config.yaml")
@@ -307,14 +310,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
     """Read the weights of a module; ValueError if the names or shapes in the file differ."""
-    wanted = module.state_dict()
     loaded = read_tensors(path)
-    unfit: list[str] = []
-    all_names = wanted.keys() | loaded.keys()
-    for name in sorted(all_names):
-        is_in_both = name in wanted and name in loaded
-        if not is_in_both or wanted[name].shape != loaded[name].shape:
-            unfit.append(name)
+    unfit = unfit_names(loaded, wanted=module.state_dict())
     if unfit:
         raise ValueError(
             f"{path}: is not of the configured model: {len(unfit)} tensors are missing,"
@@ -322,6 +319,18 @@ def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
             " section"
         )
     return loaded
+
+
+def unfit_names(
+    tensors: Mapping[str, Tensor], *, wanted: Mapping[str, Tensor]
+) -> list[str]:
+    """Return the names of tensors that are missing, unexpected or of another shape, sorted."""
+    unfit: list[str] = []
+    for name in sorted(wanted.keys() | tensors.keys()):
+        is_in_both = name in wanted and name in tensors
+        if not is_in_both or wanted[name].shape != tensors[name].shape:
+            unfit.append(name)
+    return unfit
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:

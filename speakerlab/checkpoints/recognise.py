@@ -38,6 +38,22 @@ class Recognised:
     is_of_both: bool = False  # networks of both toolkits fit
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """A checkpoint beside one row and choice of arguments."""
+
+    candidate: Recognised
+    faults: Faults
+    num_fitting: int  # tensors
+    num_wanted: int
+
+    @property
+    def likeness(self) -> tuple[int, int]:
+        """Return a key: the largest has the most fitting tensors, then the fewest faults."""
+        num_faults = sum(len(lines) for lines in self.faults.lines.values())
+        return self.num_fitting, -num_faults
+
+
 class UnknownNetworkError(ValueError):
     """Tensors that are of no known architecture; nearest: the one with the most of them."""
 
@@ -62,32 +78,19 @@ def recognise(
     """
     rows = _rows_of(toolkits)
 
-    # Compare with every row and choice of arguments. The nearest one has the most fitting tensors
-    # and, if several have equally many, the fewest faults; it is only used in the message.
+    # Compare with every row and choice of arguments. The nearest is only used in the message.
     fits: list[Recognised] = []
-    nearest: Recognised | None = None
-    nearest_faults = Faults()
-    best_likeness = (0, 0)
-    verdict = ""
+    nearest: _Comparison | None = None
     for row in rows:
         candidates = _interpret(row, shapes, pooling=pooling, feat_dim=feat_dim)
         for candidate, wanted in candidates:
-            faults, num_fitting = _compare(candidate.names, wanted, shapes)
-            if not faults:
+            comparison = _compare(candidate, wanted, shapes)
+            if not comparison.faults:
                 fits.append(candidate)
-            num_faults = 0
-            for lines_of_kind in faults.lines.values():
-                num_faults += len(lines_of_kind)
-            likeness = (num_fitting, -num_faults)
-            if likeness > best_likeness:
-                best_likeness = likeness
-                nearest = candidate
-                nearest_faults = faults
-                tensors = [name for name in wanted if not name.endswith(COUNTER)]
-                verdict = (
-                    f"{num_fitting} of {len(tensors)} tensors fit the nearest,"
-                    f" {row.title()}"
-                )
+            # Without any fitting tensor, it is not near. The first of several is the nearest.
+            is_nearer = nearest is None or comparison.likeness > nearest.likeness
+            if comparison.num_fitting and is_nearer:
+                nearest = comparison
 
     if fits:
         fitting_toolkits = {fit.row.toolkit for fit in fits}
@@ -99,8 +102,12 @@ def recognise(
             f"{where}: holds no known architecture, but {len(shapes)} tensors"
             f" ({', '.join(list(shapes)[:3])}, ...); known are {', '.join(titles)}"
         )
-    verdict = f"{where}: matches no known architecture; {verdict}; nothing was imported"
-    raise UnknownNetworkError(nearest_faults.report(verdict), nearest)
+    title = nearest.candidate.row.title()
+    verdict = (
+        f"{where}: matches no known architecture; {nearest.num_fitting} of"
+        f" {nearest.num_wanted} tensors fit the nearest, {title}; nothing was imported"
+    )
+    raise UnknownNetworkError(nearest.faults.report(verdict), nearest.candidate)
 
 
 def _rows_of(toolkits: Iterable[Toolkit]) -> list[Architecture]:
@@ -131,18 +138,7 @@ def _interpret(
     feat_dim: int,
 ) -> Iterator[tuple[Recognised, dict[str, Shape]]]:
     """Yield each combination of arguments that a row leaves open, and the shapes of its tensors."""
-    # Our name -> published name.
-    names: dict[str, str] = {}
-    for published_name in shapes:
-        our_name = to_our_name(published_name, model=row.model, toolkit=row.toolkit)
-        # A tensor that has no part in the embedding.
-        if not our_name:
-            continue
-        # If two published tensors would get one name, the second keeps its own, so that it counts
-        # as unexpected instead of replacing the first.
-        if our_name in names:
-            our_name = published_name
-        names[our_name] = published_name
+    names = _our_names(row, shapes)
     our_shapes: dict[str, Shape] = {}
     for our_name, published_name in names.items():
         our_shapes[our_name] = shapes[published_name]
@@ -175,17 +171,35 @@ def _interpret(
             yield Recognised(row, full_args, names), wanted
 
 
+def _our_names(row: Architecture, published_names: Iterable[str]) -> dict[str, str]:
+    """Return our name -> published name of the tensors that have a part in the embedding."""
+    names: dict[str, str] = {}
+    for published_name in published_names:
+        our_name = to_our_name(published_name, model=row.model, toolkit=row.toolkit)
+        if not our_name:
+            continue
+        # If two published tensors would get one name, the second keeps its own, so that it counts
+        # as unexpected instead of replacing the first.
+        if our_name in names:
+            our_name = published_name
+        names[our_name] = published_name
+    return names
+
+
 def _compare(
-    names: Mapping[str, str],
+    candidate: Recognised,
     wanted: Mapping[str, Shape],
     shapes: Mapping[str, Shape],
-) -> tuple[Faults, int]:
-    """Return how the published tensors differ from the wanted ones, and how many fit."""
+) -> _Comparison:
+    """Compare the published tensors, of the given shapes, with those wanted for a candidate."""
+    names = candidate.names
     faults = Faults()
     num_fitting = 0
+    num_wanted = 0
     for name, shape in wanted.items():
         if name.endswith(COUNTER):
             continue
+        num_wanted += 1
         if name not in names:
             faults.add(
                 "missing tensors", f"{name}: is missing, with shape {list(shape)}"
@@ -204,7 +218,7 @@ def _compare(
     for name, published in names.items():
         if name not in wanted:
             faults.add("unexpected tensors", f"{published}: is not expected")
-    return faults, num_fitting
+    return _Comparison(candidate, faults, num_fitting, num_wanted)
 
 
 def _args_from_shapes(

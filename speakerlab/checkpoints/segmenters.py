@@ -15,6 +15,7 @@ from speakerlab.checkpoints.published import (
     PublishedSegmenter,
     load_segmenter,
     publish,
+    unfit_names,
 )
 from speakerlab.config.build import build_segmenter
 from speakerlab.config.schema import parse_config
@@ -68,16 +69,13 @@ def import_segmenter(
             state[f"backbone.{name}"] = tensor
     with shapes_only():
         wanted = build_segmenter(config).state_dict()
-    unfit: list[str] = []
-    for name in sorted(wanted.keys() | state.keys()):
-        is_in_both = name in wanted and name in state
-        if not is_in_both or wanted[name].shape != state[name].shape:
-            unfit.append(name.removeprefix("backbone."))
+    unfit = unfit_names(state, wanted=wanted)
     if unfit:
+        published_names = [name.removeprefix("backbone.") for name in unfit[:3]]
         raise ValueError(
             f"{path}: is not a PyanNet as in pyannote/segmentation-3.0: {len(unfit)}"
             f" tensors are missing, unexpected or of another shape"
-            f" ({', '.join(unfit[:3])}); nothing was imported"
+            f" ({', '.join(published_names)}); nothing was imported"
         )
     segmenter = build_segmenter(config)
     segmenter.load_state_dict(state)

@@ -129,7 +129,7 @@ class ForeignConfig:
     def frontend(self, name: str) -> dict[str, Any]:
         """Return the arguments of our Fbank; ValueError if it does not compute these features.
 
-        name: of `FRONTENDS`. The arguments that the toolkit's own filter bank is built with decide.
+        name: a key of `FRONTENDS`. Only the arguments of the toolkit's own filter bank are read.
         Wrong features give plausible, but bad embeddings, so anything that our Fbank does not
         compute exactly is refused by its key.
         """
@@ -146,6 +146,7 @@ class ForeignConfig:
         }
 
     def _features_of_3dspeaker(self) -> dict[str, Any]:
+        """Return the arguments of our Fbank that the extractor of 3D-Speaker sets."""
         where = "feature_extractor.args"
         extractor = self._section("feature_extractor")
         args = self._section("feature_extractor", "args")
@@ -168,8 +169,17 @@ class ForeignConfig:
                 log.warning(
                     "%s: has no %s.%s; assumes %d", self.path, where, argument, value
                 )
-        # The extractor does not resample: with another rate than that of its files, its mel bins
-        # would have other frequencies.
+        self._refuse_other_rate_of_files(key, sample_rate)
+        # The mean is subtracted only if `mean_nor` is set. A configuration without arguments of an
+        # extractor is of a published model, which subtracts it.
+        mean_norm = self._flag(f"{where}.mean_nor", args.get("mean_nor", not args))
+        return {"sample_rate": sample_rate, "mean_norm": mean_norm}
+
+    def _refuse_other_rate_of_files(self, key: str, sample_rate: int) -> None:
+        """Refuse files of another rate than that of 3D-Speaker's extractor, set by `key`.
+
+        The extractor does not resample: its mel bins would have other frequencies.
+        """
         reader = self._section("wav_reader", "args")
         rate_of_files = self._value(reader.get("sample_rate", sample_rate))
         if rate_of_files != sample_rate:
@@ -177,14 +187,10 @@ class ForeignConfig:
                 f"{self.path}: {key} is {sample_rate}, but wav_reader.args.sample_rate"
                 f" {rate_of_files}; correct the configuration"
             )
-        # The mean is subtracted only if `mean_nor` is set. A configuration without arguments of an
-        # extractor is of a published model, which subtracts it.
-        mean_norm = self._flag(f"{where}.mean_nor", args.get("mean_nor", not args))
-        return {"sample_rate": sample_rate, "mean_norm": mean_norm}
 
-    def _features_of_wespeaker(self) -> dict[str, Any]:
+    def _refuse_other_features_of_wespeaker(self) -> None:
+        """Refuse settings of WeSpeaker's features that our Fbank cannot follow."""
         where = "dataset_args"
-        data = self._section(where)
         fbank = self._section(where, "fbank_args")
         cmvn = self._section(where, "cmvn_args")
         tfmel = self._section(where, "tfmel_args")
@@ -204,6 +210,14 @@ class ForeignConfig:
         # Features that another program, such as Kaldi, has computed.
         if self.values.get("data_type") == "feat":
             raise self._refusal("data_type", "feat")
+
+    def _features_of_wespeaker(self) -> dict[str, Any]:
+        """Return the arguments of our Fbank that `dataset_args` of WeSpeaker sets."""
+        where = "dataset_args"
+        data = self._section(where)
+        fbank = self._section(where, "fbank_args")
+        tfmel = self._section(where, "tfmel_args")
+        self._refuse_other_features_of_wespeaker()
         if self.path is not None and not data:
             log.warning(
                 "%s: has no dataset_args; assumes 16000 Hz, %d mel bins, mean subtracted",
@@ -303,8 +317,9 @@ class ForeignConfig:
 
     def check_size(self, embed_dim: int) -> None:
         """Raise ValueError if the configuration is of a model with embeddings of another size."""
-        sections = {"3dspeaker": ("embedding_model", "args")}
-        keys = sections.get(self.toolkit or "", ("model_args",))
+        keys = ("model_args",)
+        if self.toolkit == "3dspeaker":
+            keys = ("embedding_model", "args")
         args = self._section(*keys)
         for name in SIZE_KEYS:
             size = self._value(args.get(name, embed_dim))

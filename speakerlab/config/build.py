@@ -92,18 +92,20 @@ def build_task(
         head = None
         if config.has_head:
             head = build_head(config, embed_dim=embed_dim, num_classes=num_classes)
+        frame_distance = build_frame_distance(
+            config, embedder.backbone, teacher_channels
+        )
         return DistillationTask(
             augment=augment,
             embedder=embedder,
             distance=distance,
-            frame_distance=build_frame_distance(
-                config, embedder.backbone, teacher_channels
-            ),
+            frame_distance=frame_distance,
             frame_weight=config.distil.frame_weight,
             head=head,
             label_weight=config.distil.label_weight,
             precision=precision,
         )
+    # The tasks with labels: verification and identification.
     head = build_head(
         config,
         embed_dim=embed_dim,
@@ -161,8 +163,8 @@ def build_network(config: Config) -> tuple[Any, Any]:
     frontend = build_frontend(config)
     backbone = build_backbone(config, frontend)
     if config.task == "segmentation":
-        least: int = backbone.min_samples  # pyright: ignore[reportAssignmentType]
-        if crop_samples(config) < least:
+        min_samples: int = backbone.min_samples  # pyright: ignore[reportAssignmentType]
+        if crop_samples(config) < min_samples:
             raise ValueError(
                 f"data.crop_seconds: {config.data.crop_seconds:g} s are too short for"
                 f" {config.model.name}; use 10"
@@ -442,7 +444,7 @@ def build_augment(
         "noise_on_device": noise_on_device,
     }
     # The schema excludes these from the arguments that a configuration may set.
-    assert (*supplied,) == SUPPLIED
+    assert tuple(supplied) == SUPPLIED
     settings = config.augment.model_dump()
     values = {**settings, **supplied}
     augmentations: dict[str, Augmentation] = {}
@@ -450,14 +452,14 @@ def build_augment(
         if values.get(f"{name}_prob") == 0:
             continue
         make = AUGMENTATIONS[name]  # imports its module
-        # A key of the subsection overrides the same key of the section.
+        # A key of the subsection, such as `spec`, overrides the same key of the section.
         subsection = values.get(name, {})
         arguments = {**values, **subsection}
         parameters = inspect.signature(make).parameters
-        missing = ", ".join(parameters - arguments.keys())
+        missing = sorted(parameters.keys() - arguments.keys())
         if missing:
             raise ValueError(
-                f"augment: no key {missing} of {name}; add it to AugmentConfig"
+                f"augment: no key {', '.join(missing)} of {name}; add it to AugmentConfig"
             )
         given = {key: arguments[key] for key in parameters}
         augmentations[name] = make(**given)

@@ -75,7 +75,23 @@ def find_layer(given: Path) -> Layer:
     for path in (given, CONF / f"{given}.yaml"):
         if path.exists() and not path.is_dir():
             return Layer(path)
-    # There is no such file; it may be a variant in another file of the same folder.
+    variant = _find_variant(given)
+    if variant is not None:
+        return variant
+
+    # There is nothing of this name.
+    if given.is_dir():
+        hint = "a file, or a name of conf/ such as campplus"
+        for path in given.glob("conf*.yaml"):
+            hint = str(path)
+            break
+        raise ValueError(f"{given}: is a folder, not a YAML file; use {hint}")
+    hint = nearest(given.stem, _shipped_names(), otherwise=f"see {CONF}")
+    raise FileNotFoundError(f"{given}: no such configuration{hint}")
+
+
+def _find_variant(given: Path) -> Layer | None:
+    """Return the variant named like a file that does not exist, in another file of its folder."""
     absent = given if given.suffix == ".yaml" else CONF / f"{given}.yaml"
     holders: list[Path] = []
     for name, file in _variants_in(absent.parent, text=absent.stem):
@@ -85,16 +101,7 @@ def find_layer(given: Path) -> Layer:
         raise ValueError(
             f"{given}: is in {holders[0]} and in {holders[1]}; rename one of them"
         )
-    if holders:
-        return Layer(holders[0], absent.stem)
-    if given.is_dir():
-        hint = "a file, or a name of conf/ such as campplus"
-        for path in given.glob("conf*.yaml"):
-            hint = str(path)
-            break
-        raise ValueError(f"{given}: is a folder, not a YAML file; use {hint}")
-    hint = nearest(given.stem, _shipped_names(), otherwise=f"see {CONF}")
-    raise FileNotFoundError(f"{given}: no such configuration{hint}")
+    return Layer(holders[0], absent.stem) if holders else None
 
 
 def read_layer(file: Path) -> tuple[Values, dict[str, Values]]:
@@ -367,7 +374,7 @@ def _refuse_odd(values: Any, where: str) -> None:
                     raise ValueError(
                         f"{where}: is not valid YAML: {key!r} is not a key; write text"
                     )
-            inner = [*value.values(), *value]
+            inner = [*value.values(), *value]  # keys count, and may be odd text, too
         elif isinstance(value, list):
             inner = value
         elif isinstance(value, str) and SURROGATE.search(value):

@@ -337,14 +337,7 @@ class Config(Section):
             self._check_distil()
         if self.task == "segmentation":
             self._check_segmentation()
-        if self.training.initial_share and self.task not in {
-            "verification",
-            "segmentation",
-        }:
-            raise ValueError(
-                "training.initial_share: the weights of --init fit only tasks whose network"
-                " is used without a head or a teacher; set it to 0"
-            )
+        self._check_initial_share()
         return self
 
     @property
@@ -358,6 +351,12 @@ class Config(Section):
     def is_pretrained(self) -> bool:
         """Return whether the front end is a pretrained model."""
         return self.frontend.get("name", DEFAULT) == PRETRAINED
+
+    @property
+    def _has_masks(self) -> bool:
+        """Return whether SpecAugment masks mel features."""
+        spec = self.augment.spec
+        return bool(spec.get("num_freq_masks") or spec.get("num_time_masks"))
 
     def _check_features(self) -> None:
         """Raise ValueError if an augmentation would change stored features."""
@@ -396,19 +395,27 @@ class Config(Section):
                 "frontend.name: wave and task segmentation belong together; set both, or"
                 " neither (--config segmentation/pyannet has both)"
             )
-        if not self.is_pretrained:
-            training = self.training
-            if (training.pretrained_lr, training.layer_decay) != (1.0, 1.0):
-                raise ValueError(
-                    "training.pretrained_lr and training.layer_decay: are for a"
-                    " pretrained model; set them to 1, or frontend.name=ssl"
-                )
-            if takes_layers(self.model.name):
-                raise ValueError(
-                    f"model.name: {self.model.name} takes the layers of a pretrained"
-                    " model; set frontend.name=ssl and frontend.model"
-                )
-            return
+        if self.is_pretrained:
+            self._check_pretrained()
+        else:
+            self._check_without_pretrained()
+
+    def _check_without_pretrained(self) -> None:
+        """Raise ValueError for settings that need a pretrained model."""
+        training = self.training
+        if training.pretrained_lr != 1.0 or training.layer_decay != 1.0:
+            raise ValueError(
+                "training.pretrained_lr and training.layer_decay: are for a"
+                " pretrained model; set them to 1, or frontend.name=ssl"
+            )
+        if takes_layers(self.model.name):
+            raise ValueError(
+                f"model.name: {self.model.name} takes the layers of a pretrained"
+                " model; set frontend.name=ssl and frontend.model"
+            )
+
+    def _check_pretrained(self) -> None:
+        """Raise ValueError for settings that do not fit a pretrained model."""
         if self.task == "ssl":
             raise ValueError(
                 "task: ssl does not train pretrained models, which have learned without"
@@ -419,8 +426,7 @@ class Config(Section):
                 "data.features: a pretrained model hears waves, not stored features; set"
                 " data.features=wave"
             )
-        spec = self.augment.spec
-        if spec.get("num_freq_masks") or spec.get("num_time_masks"):
+        if self._has_masks:
             raise ValueError(
                 "augment.spec: its masks are for mel features; set"
                 " augment.spec.num_freq_masks=0 augment.spec.num_time_masks=0"
@@ -429,6 +435,8 @@ class Config(Section):
     def _check_distil(self) -> None:
         """Raise ValueError unless the settings fit training with a teacher."""
         self._check_distil_losses()
+        if self.distil.frame_weight:
+            self._check_frames()
         if self.data.features != "wave":
             raise ValueError(
                 "data.features: a teacher hears waves, not stored features; set"
@@ -458,8 +466,6 @@ class Config(Section):
             raise ValueError(
                 f"distil.losses: all weights are 0; set one of {known_losses}"
             )
-        if self.distil.frame_weight:
-            self._check_frames()
 
     def _check_shared_targets(self) -> None:
         """Raise ValueError unless the views of a crop may share a target, and fill the batch."""
@@ -515,12 +521,10 @@ class Config(Section):
 
     def _check_segmentation(self) -> None:
         """Raise ValueError for settings that only make sense for single speakers."""
-        spec = self.augment.spec
-        has_masks = spec.get("num_freq_masks") or spec.get("num_time_masks")
         # Setting that would be accepted -> whether the current value is refused.
         refused = {
             "augment.speeds=[1.0]": self.augment.speeds != (1.0,),
-            "augment.spec.num_freq_masks=0 augment.spec.num_time_masks=0": has_masks,
+            "augment.spec.num_freq_masks=0 augment.spec.num_time_masks=0": self._has_masks,
             "data.features=wave": self.data.features != "wave",
             "training.freeze_epochs=0": self.training.freeze_epochs,
             "runtime.compile=false": self.runtime.compile,
@@ -534,6 +538,7 @@ class Config(Section):
             )
 
     def _check_views(self) -> None:
+        """Raise ValueError for settings that do not fit training without labels."""
         if self.objective is None:
             raise ValueError("objective: is missing; add a layer of conf/ssl/")
         if self.objective.name in OBJECTIVES:
@@ -561,10 +566,21 @@ class Config(Section):
                 f" {' '.join(settings)}"
             )
 
+    def _check_initial_share(self) -> None:
+        """Raise ValueError if the weights of --init do not fit those that are published."""
+        has_same_network = self.task in ("verification", "segmentation")
+        if self.training.initial_share and not has_same_network:
+            raise ValueError(
+                "training.initial_share: the weights of --init fit only tasks whose network"
+                " is used without a head or a teacher; set it to 0"
+            )
+
     def to_dict(self) -> dict[str, Any]:
+        """Return all settings as plain values, as YAML and JSON hold them."""
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> None:
+        """Write all settings as YAML, atomically."""
         write_text(path, to_yaml(self.to_dict()))
 
 
@@ -590,32 +606,17 @@ def parse_config(
     faults = Faults()
     where = dict(origin or {})
 
-    # First the arguments of components, against their constructors. They get the defaults in a
-    # copy, because the caller keeps its values.
+    # First the arguments of components, against their constructors. Defaults are added to a copy,
+    # because the caller keeps its values.
     text = json.dumps(values, default=str)
     filled = json.loads(text)
+    _add_default_names(filled)
     for place, constructor, given in _components(filled, faults, where):
         args = section_at(filled, place)
         if args is None:  # not a section: reported below
             continue
         schema = args_schema(constructor, given=given)
-        if place == ("frontend",):
-            # The name of a front end stands among its arguments.
-            args_alone = {key: args[key] for key in args if key != "name"}
-        else:
-            args_alone = args
-        try:
-            checked = schema.model_validate_json(json.dumps(args_alone))
-            args.update(checked.model_dump(mode="json"))
-        except ValidationError as error:
-            note_error(
-                error,
-                schema=schema,
-                values=args_alone,
-                place=place,
-                faults=faults,
-                origin=where,
-            )
+        _check_args(args, schema=schema, place=place, faults=faults, origin=where)
 
     # Then everything else; all errors are reported together.
     config: Config | None = None
@@ -633,6 +634,34 @@ def parse_config(
     faults.raise_if_any()
     assert config is not None
     return config
+
+
+def _check_args(
+    args: dict[str, Any],
+    *,
+    schema: type[BaseModel],
+    place: Place,
+    faults: Faults,
+    origin: Mapping[str, str],
+) -> None:
+    """Check the arguments of a component, and add the defaults of its constructor to them."""
+    args_alone = args
+    if place == ("frontend",):
+        # The name of a front end is among its arguments.
+        args_alone = {key: args[key] for key in args if key != "name"}
+    try:
+        checked = schema.model_validate_json(json.dumps(args_alone))
+    except ValidationError as error:
+        note_error(
+            error,
+            schema=schema,
+            values=args_alone,
+            place=place,
+            faults=faults,
+            origin=origin,
+        )
+        return
+    args.update(checked.model_dump(mode="json"))
 
 
 def args_schema(constructor: Constructor, *, given: Iterable[str]) -> type[BaseModel]:
@@ -669,8 +698,8 @@ def _frontend(
     faults: Faults,
     origin: Mapping[str, str],
 ) -> Iterable[tuple[Place, Constructor, Names]]:
-    """Yield the front end, whose name stands among its arguments."""
-    section = values.setdefault("frontend", {})
+    """Yield the front end, whose name is among its arguments."""
+    section = values["frontend"]
     if not isinstance(section, dict):
         return
     name = section.get("name", DEFAULT)
@@ -689,20 +718,32 @@ def _registries(values: Mapping[str, Any]) -> Mapping[str, tuple[Registry, Names
     return NAMED
 
 
+def _add_default_names(values: dict[str, Any]) -> None:
+    """Add the default name to each component that has one, and an empty section `frontend`.
+
+    A section may hold any value, because the values are not checked yet.
+    """
+    for section in NAMED:
+        default = Config.model_fields[section].default
+        component = values.get(section, {})
+        if isinstance(default, Component) and isinstance(component, dict):
+            values[section] = {"name": default.name, **component}
+    values.setdefault("frontend", {})
+
+
 def _components(
     values: dict[str, Any],
     faults: Faults,
     origin: Mapping[str, str],
 ) -> Iterable[tuple[Place, Constructor, Names]]:
-    """Yield (place of the args, constructor, arguments from the program) of each component."""
+    """Yield (place of the args, constructor, arguments from the program) of each component.
+
+    Unknown names go to `faults`.
+    """
     # Values are not checked yet: a component may be any value.
     named: list[tuple[Place, Any, Registry, Names]] = []
     for section, (registry, given) in _registries(values).items():
-        default = Config.model_fields[section].default
         component = values.get(section, {})
-        if isinstance(default, Component) and isinstance(component, dict):
-            component = {"name": default.name, **component}
-            values[section] = component
         place: Place = (section,)
         named.append((place, component, registry, given))
     further_augmentations = section_at(values, ("augment", "more")) or {}

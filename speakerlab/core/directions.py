@@ -18,6 +18,7 @@ NUM_COMMON = 2  # the mean, and a direction that stands out
 # In one corpus, the largest variance is 1.05 to 1.3 times the next one, and its direction separates
 # speakers, as all others do. In three corpora together it is 1.7 times the next.
 STANDS_OUT = 1.5
+ROUNDING = 1e-12  # a length or a variance below this is 0 but for rounding
 
 
 def common_directions(emb_ND: np.ndarray) -> np.ndarray:
@@ -27,14 +28,17 @@ def common_directions(emb_ND: np.ndarray) -> np.ndarray:
     """
     emb_ND = emb_ND.astype(np.float64)
     mean_D = emb_ND.mean(axis=0)
-    mean_D = mean_D / max(float(np.linalg.norm(mean_D)), 1e-12)
+    length = float(np.linalg.norm(mean_D))
+    mean_D = mean_D / max(length, ROUNDING)
     along_mean_N = emb_ND @ mean_D
     rest_ND = emb_ND - np.outer(along_mean_N, mean_D)
 
-    variance_D, axes_DD = np.linalg.eigh(rest_ND.T @ rest_ND / len(emb_ND))
-    next_largest, largest = variance_D[-2:]  # in rising order
+    # `eigh` returns the variances in ascending order, each with its direction.
+    covariance_DD = rest_ND.T @ rest_ND / len(emb_ND)
+    variance_D, axes_DD = np.linalg.eigh(covariance_DD)
+    next_largest, largest = variance_D[-2:]
     widest_D = axes_DD[:, -1]
-    if largest < max(STANDS_OUT * next_largest, 1e-12):  # the last: rounding alone
+    if largest < max(STANDS_OUT * next_largest, ROUNDING):
         widest_D = np.zeros_like(mean_D)
     return np.stack([mean_D, widest_D]).astype(np.float32)
 

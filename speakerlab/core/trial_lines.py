@@ -41,15 +41,16 @@ class Format(NamedTuple):
 
     name: str  # as in error lines
     label_column: int
-    labels: set[str]  # spellings of the label
+    labels: set[str]  # spellings of the label, in lower case
 
 
-# Name -> (column of the label, spellings of the label).
-FORMATS = {
-    "enrol test target|nontarget": (2, {"target", "nontarget"}),
-    "1|0 enrol test": (0, {"1", "0"}),
-    "enrol test 1|0": (2, {"1", "0"}),
-}
+FORMATS = (
+    Format(
+        "enrol test target|nontarget", label_column=2, labels={"target", "nontarget"}
+    ),
+    Format("1|0 enrol test", label_column=0, labels={"1", "0"}),
+    Format("enrol test 1|0", label_column=2, labels={"1", "0"}),
+)
 # Of a table, three columns are read, in this order.
 TABLE = Format(
     name=f"{'|'.join(TRUTH)} enrol test",
@@ -96,11 +97,10 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
             if isinstance(row, str):
                 faults.add("unreadable lines", f"{path}:{number}: {row}")
                 continue
-            is_trial = False
+            label = ""
             if len(row) == 3:
                 label = row[row_format.label_column].lower()
-                is_trial = label in row_format.labels
-            if not is_trial:
+            if label not in row_format.labels:
                 faults.add(
                     "unreadable lines",
                     f"{path}:{number}: {' '.join(row)!r} is not of the format"
@@ -108,9 +108,9 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
                     " lines",
                 )
                 continue
-            label = row.pop(row_format.label_column)
+            del row[row_format.label_column]
             enrol_id, test_id = row
-            yield number, enrol_id, test_id, TRUTH[label.lower()]
+            yield number, enrol_id, test_id, TRUTH[label]
 
 
 def read_pair_lines(path: Path, faults: Faults) -> Iterator[PairLine] | None:
@@ -150,10 +150,11 @@ def add_repeats(
 ) -> None:
     """Add the lines that repeat a pair to `faults`.
 
-    ids: enrolment ids and test ids. enrol_N, test_N: index of the ids of each trial, in the order
-    of the lines. line_N: its line. Letters: R repeats.
+    ids: enrolment ids and test ids. enrol_N, test_N: for each of N trials, in the order of the
+    lines, the index of its ids in these. line_N: the number of its line. Letters: R repeats.
     """
     enrol_ids, test_ids = ids
+    # One number for each pair of ids.
     pair_N = np.asarray(enrol_N, dtype=np.int64) * len(test_ids) + np.asarray(test_N)
     # Equal pairs become neighbours, in the order of their lines.
     order_N = np.argsort(pair_N, kind="stable")
@@ -190,13 +191,13 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
     fields = first.split()
     matches: list[Format] = []
     if len(fields) == 3:
-        for name, (label_column, labels) in FORMATS.items():
-            if fields[label_column].lower() in labels:
-                matches.append(Format(name, label_column, labels))
+        for row_format in FORMATS:
+            if fields[row_format.label_column].lower() in row_format.labels:
+                matches.append(row_format)
     # Guessing between two formats could silently take an id as the label.
     if first and len(matches) != 1:
         problem = "can be read in two ways" if matches else "is not a trial"
-        format_names = "', '".join(FORMATS)
+        format_names = "', '".join(row_format.name for row_format in FORMATS)
         fix = f"write '{format_names}', or a table whose header names enrol, test and label"
         # Three fields, one of them a label, are in another order. More are names with blanks.
         has_label = any(field.lower() in TRUTH for field in fields)

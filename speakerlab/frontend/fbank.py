@@ -211,45 +211,50 @@ class Fbank(nn.Module):
         self.fft_in_float64 = False
 
         with real_constants():
-            window_L = frame_window(window, length=self.frame_length)
-            if high_freq <= 0:
-                high_freq = sample_rate / 2 + high_freq
-            # tfmel takes the last bin but one for the Nyquist frequency.
-            nyquist_bin = self.num_fft // 2
-            if not self.is_kaldi:
-                nyquist_bin -= 1
-            mel_KF = mel_matrix(
-                num_mel_bins,
-                num_fft=self.num_fft,
-                sample_rate=sample_rate,
-                low_freq=low_freq,
-                high_freq=high_freq,
-                nyquist_bin=nyquist_bin,
-            )
-            self.bands = mel_bands(mel_KF)
+            self._make_constants(window, low_freq=low_freq, high_freq=high_freq)
 
-            # Window and pre-emphasis in one: here_L scales a sample, before_L the sample before it.
-            # The first sample of a frame has no predecessor; Kaldi takes the sample itself. tfmel
-            # pre-emphasises the wave instead, so its before_L is 0.
-            before_L = -preemphasis * self.is_kaldi * window_L
-            first_1 = window_L[:1] + before_L[:1]
-            here_L = torch.cat([first_1, window_L[1:]])
-            dft_LC = dft_matrix(
-                length=self.frame_length,
-                num_fft=self.num_fft,
-            )
-            # The constants in float64; buffers have them in float32. None enters the state dict.
-            self.in_full_precision = {
-                "window_L": window_L,
-                "mel_KF": mel_KF,
-                "here_L": here_L,
-                "before_L": before_L,
-                "dft_LC": dft_LC,
-                "mel_CF": mel_KF.repeat_interleave(2, 0),
-            }
-            for name, value in self.in_full_precision.items():
-                buffer = value.float()
-                self.register_buffer(name, buffer, persistent=False)
+    def _make_constants(
+        self, window: Window, *, low_freq: float, high_freq: float
+    ) -> None:
+        """Compute the window, the mel filters and the DFT, and what combines them."""
+        window_L = frame_window(window, length=self.frame_length)
+        if high_freq <= 0:
+            high_freq = self.sample_rate / 2 + high_freq
+        # tfmel takes the last bin but one for the Nyquist frequency.
+        nyquist_bin = self.num_fft // 2
+        if not self.is_kaldi:
+            nyquist_bin -= 1
+        mel_KF = mel_matrix(
+            self.num_mel_bins,
+            num_fft=self.num_fft,
+            sample_rate=self.sample_rate,
+            low_freq=low_freq,
+            high_freq=high_freq,
+            nyquist_bin=nyquist_bin,
+        )
+        self.bands = mel_bands(mel_KF)
+
+        # Window and pre-emphasis in one: here_L scales a sample, before_L the sample before it. The
+        # first sample of a frame has no predecessor; Kaldi takes the sample itself. tfmel
+        # pre-emphasises the wave instead of its frames.
+        frame_preemphasis = self.preemphasis if self.is_kaldi else 0.0
+        before_L = -frame_preemphasis * window_L
+        first_1 = window_L[:1] + before_L[:1]
+        here_L = torch.cat([first_1, window_L[1:]])
+        dft_LC = dft_matrix(length=self.frame_length, num_fft=self.num_fft)
+
+        # The constants in float64; buffers have them in float32. None enters the state dict.
+        self.in_full_precision = {
+            "window_L": window_L,
+            "mel_KF": mel_KF,
+            "here_L": here_L,
+            "before_L": before_L,
+            "dft_LC": dft_LC,
+            "mel_CF": mel_KF.repeat_interleave(2, 0),
+        }
+        for name, value in self.in_full_precision.items():
+            buffer = value.float()
+            self.register_buffer(name, buffer, persistent=False)
 
     def num_frames(self, num_samples: int) -> int:
         """Return the number of complete frames in `num_samples`."""

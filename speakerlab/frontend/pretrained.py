@@ -97,11 +97,7 @@ class PretrainedFrontEnd(nn.Module):
 
         num_layers = architecture[self.family.num_layers]
         first, last = (0, num_layers) if layers == "all" else layers
-        if not 0 <= first <= last <= num_layers:
-            raise ValueError(
-                f"frontend.layers: {first} to {last} are not among the states 0 to"
-                f" {num_layers} of {model}; correct them"
-            )
+        _check_layers(model, first, last, num_layers=num_layers)
         self.first_layer = first
         self.num_layers = last - first + 1
         self.encoder = build_encoder(self.family, architecture)
@@ -112,16 +108,11 @@ class PretrainedFrontEnd(nn.Module):
             # Ranks would wait for its gradient.
             self.encoder.get_submodule(self.final_norm).requires_grad_(False)
 
-        if mean_norm and joins_layers:
-            raise ValueError(
-                "frontend.mean_norm: is for the sum of the layers, but this model takes"
-                " all of them; set it to false"
-            )
-        if variance_norm and not mean_norm:
-            raise ValueError(
-                "frontend.variance_norm: needs the mean subtracted; set"
-                " frontend.mean_norm=true"
-            )
+        _check_norms(
+            mean_norm=mean_norm,
+            variance_norm=variance_norm,
+            joins_layers=joins_layers,
+        )
         self.joins_layers = joins_layers
         self.mean_norm = mean_norm
         self.variance_norm = variance_norm
@@ -171,7 +162,7 @@ class PretrainedFrontEnd(nn.Module):
 
     @property
     def max_seconds(self) -> float:
-        """Return how much speech the encoder can hear at once."""
+        """Return the length of the longest wave, in seconds; infinite without a limit."""
         return self.inputs.max_seconds
 
     def num_frames(self, num_samples: int) -> int:
@@ -207,6 +198,7 @@ class PretrainedFrontEnd(nn.Module):
         if self.mean_norm:
             feats_BTF = feats_BTF - feats_BTF.mean(1, keepdim=True)
         if self.variance_norm:
+            # The mean is 0 here.
             var_B1F = feats_BTF.square().mean(1, keepdim=True)
             feats_BTF = feats_BTF / (var_B1F + VARIANCE_FLOOR).sqrt()
         return feats_BTF
@@ -277,6 +269,29 @@ class PretrainedFrontEnd(nn.Module):
             if not parameter.requires_grad:
                 names.add(f"encoder.{name}")
         return names
+
+
+def _check_layers(model: str, first: int, last: int, *, num_layers: int) -> None:
+    """Raise ValueError unless a model has the states from the first to the last."""
+    if not 0 <= first <= last <= num_layers:
+        raise ValueError(
+            f"frontend.layers: {first} to {last} are not among the states 0 to"
+            f" {num_layers} of {model}; correct them"
+        )
+
+
+def _check_norms(*, mean_norm: bool, variance_norm: bool, joins_layers: bool) -> None:
+    """Raise ValueError for a normalisation that does not fit how the layers are combined."""
+    if mean_norm and joins_layers:
+        raise ValueError(
+            "frontend.mean_norm: is for the sum of the layers, but this model takes"
+            " all of them; set it to false"
+        )
+    if variance_norm and not mean_norm:
+        raise ValueError(
+            "frontend.variance_norm: needs the mean subtracted; set"
+            " frontend.mean_norm=true"
+        )
 
 
 def _leave_out_base(

@@ -120,6 +120,9 @@ def test_known_digest_is_checked_before_the_file_is_opened(server, tmp_path) -> 
     assert load_published(folder)
     with refuses(f"hub:{NAME}", "abc"):
         hub.fetch(f"hub:{NAME}@sha256:abc")
+    # The variable in `hub:NAME@sha256:$DIGEST` was not set.
+    with refuses(f"hub:{NAME}", "sha256 '' is not 64 hex digits"):
+        hub.fetch(f"hub:{NAME}@sha256:")
 
 
 def test_another_file_than_the_first_is_refused(server: Path, tmp_path: Path) -> None:
