@@ -79,9 +79,11 @@ def merge_weighted(
 
     The similarity of two groups is the mean of the cosines of their pairs, each weighted by the
     product of the two weights. The two most similar groups are merged while the similarity reaches
-    the threshold and more than `least` groups remain. cosine_NN: symmetric; -inf for two items that
-    must never be in one group. weight_N: positive. SciPy's `linkage` has neither weights nor such
-    pairs. The time grows with N^2; a copy of cosine_NN is made.
+    the threshold and more than `least` groups remain. SciPy's `linkage` has neither weights nor
+    pairs that stay apart. The time grows with N^2; a copy of cosine_NN is made.
+
+    cosine_NN: symmetric; -inf for two items that must never be in one group.
+    weight_N: positive.
     """
     similarity_NN = cosine_NN.copy()
     np.fill_diagonal(similarity_NN, -np.inf)

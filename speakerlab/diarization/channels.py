@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from speakerlab.diarization.clustering import sample_rows
 from speakerlab.diarization.regions import Region, merge_regions
@@ -193,33 +194,38 @@ def _find_leaks(
             )
             windows.append(window)
 
-        # The channel that speaks is louder, up to a bound: the lines differ in their levels.
-        similar_gains: list[float] = []
-        for window in windows:
-            if window.similarity >= MIN_SIMILARITY:
-                similar_gains.append(window.gain_db)
-        bound_db = _find_bound(similar_gains)
-        first_speaks = [window for window in windows if window.gain_db > bound_db]
-        second_speaks = [window for window in windows if window.gain_db <= bound_db]
-        both_ways = {
-            (first, second): _measure(
-                first_speaks,
-                source_TB=powers[first],
-                target_TB=powers[second],
-                lag_sign=1,
-            ),
-            # Lags are those of the second channel; as source, it is earlier.
-            (second, first): _measure(
-                second_speaks,
-                source_TB=powers[second],
-                target_TB=powers[first],
-                lag_sign=-1,
-            ),
-        }
-        for direction, leak in both_ways.items():
-            if leak is not None:
-                leaks[direction] = leak
+        first_speaks, second_speaks = _divide(windows)
+        in_second = _measure(
+            first_speaks,
+            source_TB=powers[first],
+            target_TB=powers[second],
+            lag_sign=1,
+        )
+        # Lags are those of the second channel; as source, it is earlier.
+        in_first = _measure(
+            second_speaks,
+            source_TB=powers[second],
+            target_TB=powers[first],
+            lag_sign=-1,
+        )
+        if in_second is not None:
+            leaks[first, second] = in_second
+        if in_first is not None:
+            leaks[second, first] = in_first
     return leaks
+
+
+def _divide(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
+    """Return the windows in which the first channel speaks, and those in which the second does."""
+    # The channel that speaks is louder, up to a bound: the lines differ in their levels.
+    similar_gains: list[float] = []
+    for window in windows:
+        if window.similarity >= MIN_SIMILARITY:
+            similar_gains.append(window.gain_db)
+    bound_db = _find_bound(similar_gains)
+    first_speaks = [window for window in windows if window.gain_db > bound_db]
+    second_speaks = [window for window in windows if window.gain_db <= bound_db]
+    return first_speaks, second_speaks
 
 
 def _window_starts(regions_of: Sequence[Sequence[Region]]) -> list[float]:
@@ -408,30 +414,39 @@ def _band_powers(wave_S: np.ndarray, sample_rate: int) -> np.ndarray:
     # A frame is twice as long as its step, which is in its middle.
     length = 2 * step
     window_L = np.hanning(length).astype(np.float32)
-
-    # The lower bounds of the bands; frequencies below the lowest are in no band.
-    highest = min(HIGHEST_HZ, sample_rate / 2)
-    bounds = np.geomspace(SECOND_HZ, highest, NUM_BANDS)
-    lower_bounds = [LOWEST_HZ, *bounds[:-1]]
-    frequency_F = np.fft.rfftfreq(length, 1 / sample_rate)
-    band_F = np.searchsorted(lower_bounds, frequency_F, side="right") - 1
-    is_in_band_FB = band_F[:, None] == np.arange(NUM_BANDS)
+    is_in_band_FB = _bands_of_frequencies(length, sample_rate)
 
     power_TB = np.zeros((num_frames, NUM_BANDS), dtype=np.float32)
     # In blocks, because frames of hours would need much memory.
     for first in range(0, num_frames, BLOCK_FRAMES):
         stop = min(first + BLOCK_FRAMES, num_frames)
-        # The samples of the frames; zeros stand before and after the wave.
+        # The first frame of the block begins half a step before its time; the last one ends half a
+        # step after the end of its time.
         start = first * step - step // 2
         end = start + (stop - first + 1) * step
-        block_S = wave_S[max(start, 0) : end].astype(np.float32)
-        num_before = max(-start, 0)
-        num_after = end - start - num_before - len(block_S)
-        block_S = np.pad(block_S, (num_before, num_after))
-
+        block_S = _padded(wave_S, start, end)
         overlapping = np.lib.stride_tricks.sliding_window_view(block_S, length)
         frames_TL = overlapping[::step] * window_L
         spectrum_TF = np.fft.rfft(frames_TL)
         power_TF = spectrum_TF.real**2 + spectrum_TF.imag**2
         power_TB[first:stop] = power_TF @ is_in_band_FB
     return power_TB / length**2 + np.float32(FLOOR_POWER)
+
+
+def _bands_of_frequencies(length: int, sample_rate: int) -> NDArray[np.bool_]:
+    """Return whether each frequency of frames of `length` samples is in each band, (F, B)."""
+    # The lower bounds of the bands; frequencies below the lowest are in no band.
+    highest = min(HIGHEST_HZ, sample_rate / 2)
+    bounds = np.geomspace(SECOND_HZ, highest, NUM_BANDS)
+    lower_bounds = [LOWEST_HZ, *bounds[:-1]]
+    frequency_F = np.fft.rfftfreq(length, 1 / sample_rate)
+    band_F = np.searchsorted(lower_bounds, frequency_F, side="right") - 1
+    return band_F[:, None] == np.arange(NUM_BANDS)
+
+
+def _padded(wave_S: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Return samples start to end - 1, float32, with zeros for those outside the wave."""
+    samples_S = wave_S[max(start, 0) : end].astype(np.float32)
+    num_before = max(-start, 0)
+    num_after = end - start - num_before - len(samples_S)
+    return np.pad(samples_S, (num_before, num_after))

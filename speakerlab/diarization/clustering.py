@@ -116,11 +116,7 @@ def cluster(
     complete_N = np.where(is_without_group_N, nearest_N, large_group_N)
     merged_N = merge_groups(unit_ND, complete_N, min_speakers)
 
-    # Number the groups by their first windows. The second argsort converts the order to ranks: if
-    # groups 0, 1 and 2 begin at windows 7, 0 and 3, their order is 1, 2, 0 and their ranks 2, 0, 1.
-    _, first_window_K = np.unique(merged_N, return_index=True)
-    rank_K = np.argsort(np.argsort(first_window_K))
-    speaker_N = rank_K[merged_N]
+    speaker_N = number_by_appearance(merged_N)
     centre_KD = centres(unit_ND, speaker_N)
     # Windows outside the sample had no group from the start.
     is_dropped_N = (group_N >= 0) & is_without_group_N
@@ -188,6 +184,20 @@ def drop_tiny(group_N: NDArray[np.int64], least: int) -> NDArray[np.int64]:
     for number, group in enumerate(kept_groups):
         number_N[group_N == group] = number
     return number_N
+
+
+def number_by_appearance(group_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the groups numbered from 0 in order of appearance: 7 3 7 5 becomes 0 1 0 2."""
+    # For example, the different groups 3, 5 and 7 appear first at the rows 1, 3 and 0.
+    _, first_row_K, place_N = np.unique(
+        group_N,
+        return_index=True,
+        return_inverse=True,
+    )
+    # So they are sorted by these rows as 7, 3, 5; the rank of 3 is 1, of 5 is 2, of 7 is 0.
+    by_first_row_K = np.argsort(first_row_K)
+    rank_K = np.argsort(by_first_row_K)  # inverts the permutation
+    return rank_K[place_N]
 
 
 def merge_groups(

@@ -37,11 +37,13 @@ def link_speakers(
 ) -> NDArray[np.int64]:
     """Return group_N, from 0, by average linkage with weights.
 
-    unit_ND: embeddings of length 1. seconds_N: positive. apart: sparse (N, R); two speakers with a
-    value in the same column are never in one group. threshold: mean cosine from which two groups
-    are one. start_N: groups to begin with, whose speakers are one person already (None: none).
+    unit_ND: embeddings of length 1.
+    seconds_N: positive.
+    apart: sparse (N, R); two speakers with a value in the same column are never in one group.
+    threshold: mean cosine from which two groups are one.
+    start_N: groups to begin with, whose speakers are one person already (None: none).
     num_groups: merge until so many remain, however different they are; more remain where `apart`
-    demands it.
+        demands it.
     """
     if start_N is None:
         start_N = np.arange(len(unit_ND))
@@ -151,12 +153,14 @@ def purity_and_coverage(
     """Return purity and coverage of speakers over all recordings, from 0 to 1.
 
     As in pyannote.metrics (Bredin, "pyannote.metrics: a toolkit for reproducible evaluation,
-    diagnostic, and error analysis of speaker diarization systems", Interspeech 2017): purity is the
-    share of the speech of the hypothesis in which each of its speakers meets one speaker of the
-    reference, the one that it meets for longest; coverage is the same with the sides exchanged. So
-    false alarms lower the purity, and missed speech lowers the coverage. reference, hypothesis:
-    recording -> turns; a speaker has one name in all recordings. Raises ValueError if one of the
-    two has no turns.
+    diagnostic, and error analysis of speaker diarization systems", Interspeech 2017): each speaker
+    of the hypothesis is paired with the speaker of the reference who speaks at the same time for
+    longest. Purity is the share of the hypothesis's speech in which the paired speaker speaks, too;
+    coverage is the same with the sides exchanged. So false alarms lower the purity, and missed
+    speech lowers the coverage.
+
+    reference, hypothesis: recording -> turns; a speaker has one name in all recordings.
+    Raises ValueError if one of the two has no turns.
     """
     purity = _purity(reference, hypothesis)
     coverage = _purity(hypothesis, reference)

@@ -167,9 +167,6 @@ def find_tracks(
     unit_ND = unit_rows(emb_ND)
     times_N2 = np.array(windows).reshape(-1, 2)
     frames_N2 = np.round((times_N2 - FIRST_SECONDS) / FRAME_SECONDS).astype(np.int64)
-    start_N, end_N = frames_N2.T
-    num_frames_N = np.maximum(end_N - start_N, 1)
-    window_frames = local.prob_WFC.shape[1]
     # Of each track.
     window_numbers: list[int] = []
     local_numbers: list[int] = []
@@ -182,20 +179,7 @@ def find_tracks(
         spoken_FL = prob_FC @ SPEAKERS_CL
         alone_FL = prob_FC[:, ALONE]
         clear_FL = alone_FL + OVERLAP_WEIGHT * spoken_FL
-
-        # The embeddings that share frames with this window.
-        first = np.searchsorted(end_N, window_start, side="right")
-        stop = np.searchsorted(start_N, window_start + window_frames)
-        shared = slice(first, stop)
-        # These frames, counted from the start of the window.
-        starts = np.clip(start_N[shared] - window_start, 0, window_frames)
-        ends = np.clip(end_N[shared] - window_start, 0, window_frames)
-        clear_NL = _sums_of_frames(clear_FL, starts, ends)
-
-        # An embedding of n frames, of which c are clear, has the weight c * (c / n): with the share
-        # c / n, embeddings of two voices count little.
-        weight_NL = clear_NL**2 / num_frames_N[shared, None]
-        sum_LD = weight_NL.T @ unit_ND[shared]
+        sum_LD = _weighted_sums(clear_FL, int(window_start), unit_ND, frames_N2)
         spoken_L = spoken_FL.sum(axis=0)
         alone_L = alone_FL.sum(axis=0)
         has_embedding_L = (sum_LD != 0).any(axis=1)
@@ -216,6 +200,38 @@ def find_tracks(
         spoken_M=np.array(spoken),
         alone_M=np.array(alone),
     )
+
+
+def _weighted_sums(
+    clear_FL: np.ndarray,
+    window_start: int,
+    unit_ND: np.ndarray,
+    frames_N2: np.ndarray,
+) -> NDArray[np.float64]:
+    """Return the sum of the embeddings that share frames with a window, (L, D).
+
+    An embedding counts for a local speaker by how clearly this speaker is heard in it.
+
+    clear_FL: how clearly in each frame of the window, from 0 to 1.
+    window_start: its first frame.
+    frames_N2: first frame and end of each embedding; both ascend.
+    """
+    window_frames = len(clear_FL)
+    start_N, end_N = frames_N2.T
+    # The embeddings that end after the start of the window and start before its end.
+    first = np.searchsorted(end_N, window_start, side="right")
+    stop = np.searchsorted(start_N, window_start + window_frames)
+    shared = slice(first, stop)
+    # The part of each in the window, counted from its start.
+    starts = np.clip(start_N[shared] - window_start, 0, window_frames)
+    ends = np.clip(end_N[shared] - window_start, 0, window_frames)
+    clear_NL = _sums_of_frames(clear_FL, starts, ends)
+
+    # An embedding of n frames, of which c are clear, has the weight c * (c / n): with the share
+    # c / n, embeddings of two voices count little.
+    num_frames = np.maximum(end_N[shared] - start_N[shared], 1)
+    weight_NL = clear_NL**2 / num_frames[:, None]
+    return weight_NL.T @ unit_ND[shared]
 
 
 def _sums_of_frames(

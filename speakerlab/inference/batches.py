@@ -126,7 +126,6 @@ def embed_batches(
     num_doubtful: a `multiprocessing.Value` that counts the pieces whose levels no speech has.
     """
     embedder.eval().to(device)
-    on_gpu = device.type == "cuda"
     # The rows and the number of windows of each batch that is read or computed but not yet yielded.
     pending: deque[tuple[list[int], int]] = deque()
 
@@ -140,41 +139,14 @@ def embed_batches(
     dataset = Pieces(pieces)
     if num_doubtful is not None:
         dataset = MeasuredPieces(pieces, num_doubtful)
-    collate = partial(_stack, vad=embedder.vad)
-    embed = partial(_embed_together, embedder, device)
-
-    # Worker processes read for a GPU, threads read and compute on a CPU.
-    max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
-    if on_gpu or num_workers:
-        loader = DataLoader(
-            dataset,
-            batch_sampler=spans_of_windows(),
-            num_workers=num_workers,
-            collate_fn=collate,
-            worker_init_fn=start_worker,
-            multiprocessing_context=START_METHOD if num_workers else None,
-            pin_memory=on_gpu,
-        )
-        if on_gpu:
-            waves_of_passes = _join(loader, embedder, max_samples=max_samples)
-        else:
-            waves_of_passes = ([wave_BS] for wave_BS in loader)
-        passes = map(embed, waves_of_passes)
-    else:
-
-        def read_and_embed(spans: list[Span]) -> ForwardPass:
-            waves = [dataset[span] for span in spans]
-            wave_BS = collate(waves)
-            return embed([wave_BS])
-
-        passes = _map_in_order(
-            read_and_embed,
-            spans_of_windows(),
-            num_threads=num_threads,
-            max_samples=max_samples,
-        )
-
-    embeddings = _one_pass_late(passes) if on_gpu else _as_computed(passes)
+    embeddings = _read_and_embed(
+        embedder,
+        dataset,
+        spans_of_windows(),
+        device=device,
+        num_workers=num_workers,
+        num_threads=num_threads,
+    )
 
     # The windows of a batch follow each other, so a batch is complete once all have arrived.
     window_embeddings: list[Tensor] = []
@@ -186,6 +158,54 @@ def embed_batches(
             yield rows, emb_BD.numpy()
             pending.popleft()
             window_embeddings.clear()
+
+
+def _read_and_embed(
+    embedder: Embedder,
+    dataset: Pieces,
+    batches: Iterator[list[Span]],
+    *,
+    device: torch.device,
+    num_workers: int,
+    num_threads: int,
+) -> Iterator[Tensor]:
+    """Return the embeddings (B, D) of each batch of spans, in order, as they are computed.
+
+    Worker processes read for a GPU, threads read and compute on a CPU.
+    """
+    on_gpu = device.type == "cuda"
+    max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
+    collate = partial(_stack, vad=embedder.vad)
+    embed = partial(_embed_together, embedder, device)
+    if not on_gpu and num_workers == 0:
+
+        def read_and_embed(spans: list[Span]) -> ForwardPass:
+            waves = [dataset[span] for span in spans]
+            wave_BS = collate(waves)
+            return embed([wave_BS])
+
+        passes = _map_in_order(
+            read_and_embed,
+            batches,
+            num_threads=num_threads,
+            max_samples=max_samples,
+        )
+        return _as_computed(passes)
+
+    loader = DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        collate_fn=collate,
+        worker_init_fn=start_worker,
+        multiprocessing_context=START_METHOD if num_workers else None,
+        pin_memory=on_gpu,
+    )
+    if on_gpu:
+        joined_waves = _join(loader, embedder, max_samples=max_samples)
+        return _one_pass_late(map(embed, joined_waves))
+    single_waves = ([wave_BS] for wave_BS in loader)
+    return _as_computed(map(embed, single_waves))
 
 
 def _windows_of(

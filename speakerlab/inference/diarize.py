@@ -160,19 +160,23 @@ def diarize(
     progress: bool = False,
     overlap: Segmentation | Path | str | None = None,
 ) -> Diarization:
-    """Find who spoke when in a recording of any length; audio: see `SpeakerModel.embed`.
+    """Find who spoke when in a recording of any length.
 
+    Speakers are "speaker1", "speaker2", ..., in order of appearance; with channels "each"
+    "channel1", or "channel1-speaker1" and so on where the channel has several.
+
+    audio: see `SpeakerModel.embed`.
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
     method: "spectral", "ahc", "vbx" for a model with a PLDA, or a clustering object such as
-    `Ahc(threshold=0.5)` or a `Vbx` (None: the method in `model.tuning`). recording: name in RTTM
-    (None: the name of the file, without ending). segmentation: a model, opened or as a path, that
-    finds speech, also of two speakers at the same time; `overlap` is its earlier name. vad,
-    regions, window_seconds, step_seconds, progress: see `speech_windows.embed_windows`.
+        `Ahc(threshold=0.5)` or a `Vbx` (None: the method in `model.tuning`).
+    known: name speakers after enrolled ones (`model.enroll`).
+    far: false-alarm rate of this decision (None: at the EER).
+    recording: name in RTTM (None: the name of the file, without ending).
+    segmentation: a model, opened or as a path, that finds speech, also of two speakers at the same
+        time; `overlap` is its earlier name.
+    vad, regions, window_seconds, step_seconds, progress: see `speech_windows.embed_windows`.
     channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
-    apart, as for calls, and all other options are for each channel.
-    Speakers are "speaker1", "speaker2", ..., in order of appearance; with "each" "channel1", or
-    "channel1-speaker1" and so on where the channel has several. known: name speakers after enrolled
-    ones (`model.enroll`); far: false-alarm rate of this decision (None: at the EER).
+        apart, as for calls, and all other options are for each channel.
     Raises ValueError with one line for audio that is broken or empty, if the speech is too short
     for the number of speakers, and with `known` for a model without calibration or enrolled
     speakers.
@@ -191,14 +195,7 @@ def diarize(
     # `min_speakers` may be more than the default maximum.
     if max_speakers is None:
         max_speakers = max(MAX_SPEAKERS, min_speakers)
-    if method is None or isinstance(method, str):
-        clustering: Method = build_method(
-            model.tuning,
-            method,
-            read_plda=lambda: model.read_plda(),
-        )
-    else:
-        clustering = method
+    clustering = _choose_method(model, method)
     if recording is None:
         recording = Path(name_of(audio)).stem
     waves = _spool(audio, channels, model.sample_rate, sample_rate)
@@ -213,7 +210,7 @@ def diarize(
         step_seconds=step_seconds,
         progress=progress,
     )
-    # Of the one wave or of each channel, which share no speaker.
+    # Each channel is clustered by itself: the channels share no speaker.
     speakers_of_waves: list[WaveSpeakers] = []
     for place, speech in zip(waves, speech_of_waves):
         speakers_of_wave = _find_speakers(
@@ -246,13 +243,27 @@ def diarize(
     return diarization
 
 
+def _choose_method(model: Model, method: str | Method | None) -> Method:
+    """Return a clustering object; a name is built with the settings of the model's tuning."""
+    if method is not None and not isinstance(method, str):
+        return method
+    return build_method(
+        model.tuning,
+        method,
+        read_plda=lambda: model.read_plda(),
+    )
+
+
 def _spool(
     audio: Any,
     channels: Channels | Literal["each"],
     sample_rate: int,
     source_rate: int | None,
 ) -> dict[str, np.ndarray]:
-    """Return place, for messages -> wave_S, of one or of each channel; warn of bad levels."""
+    """Return the wave of the recording, or of each channel of it; warn of bad levels.
+
+    The keys name the place of each wave in messages.
+    """
     where = name_of(audio)
     waves: dict[str, np.ndarray] = {}
     if channels == "each":
@@ -454,27 +465,8 @@ def name_known(
     best, and "channel2-Ann" on the other one.
     """
     channel_of = diarization.channel_of
-    embeddings_of: dict[int, dict[str, np.ndarray]] = {}
-    for name, emb_D in diarization.speakers.items():
-        channel = channel_of.get(name, 1)
-        embeddings_of_channel = embeddings_of.setdefault(channel, {})
-        embeddings_of_channel[name] = emb_D
-    matches: dict[str, Match] = {}
-    for embeddings in embeddings_of.values():
-        matches |= match_enrolled(embeddings, model, far=far)
-
-    # The best score first, which gets the name without a channel.
-    new_names = {name: name for name in diarization.speakers}
-    taken: set[str] = set()
-    best_first = sorted(matches, key=lambda name: -matches[name].score)
-    for name in best_first:
-        match = matches[name]
-        if not match.is_known:
-            continue
-        new_names[name] = match.name
-        if match.name in taken:
-            new_names[name] = f"channel{channel_of[name]}-{match.name}"
-        taken.add(match.name)
+    matches = _match_each_channel(diarization, model, far=far)
+    new_names = _names_of_matches(diarization, matches)
 
     # In order of appearance.
     renamed_speakers: dict[str, np.ndarray] = {}
@@ -493,3 +485,39 @@ def name_known(
         matches=renamed_matches,
         channel_of=renamed_channels,
     )
+
+
+def _match_each_channel(
+    diarization: Diarization, model: Model, *, far: float | None
+) -> dict[str, Match]:
+    """Return the match of each speaker; within a channel, an enrolled speaker is known once."""
+    # Channel -> the embeddings of its speakers.
+    embeddings_of: dict[int, dict[str, np.ndarray]] = {}
+    for name, emb_D in diarization.speakers.items():
+        channel = diarization.channel_of.get(name, 1)
+        embeddings_of_channel = embeddings_of.setdefault(channel, {})
+        embeddings_of_channel[name] = emb_D
+    matches: dict[str, Match] = {}
+    for embeddings in embeddings_of.values():
+        matches |= match_enrolled(embeddings, model, far=far)
+    return matches
+
+
+def _names_of_matches(
+    diarization: Diarization, matches: Mapping[str, Match]
+) -> dict[str, str]:
+    """Return name -> new name, which is the same for unknown speakers."""
+    new_names = {name: name for name in diarization.speakers}
+    taken: set[str] = set()
+    # The best score first, which gets the name without a channel.
+    best_first = sorted(matches, key=lambda name: -matches[name].score)
+    for name in best_first:
+        match = matches[name]
+        if not match.is_known:
+            continue
+        new_names[name] = match.name
+        if match.name in taken:
+            channel = diarization.channel_of[name]
+            new_names[name] = f"channel{channel}-{match.name}"
+        taken.add(match.name)
+    return new_names

@@ -168,25 +168,13 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
 
     texts: metadata of the file. Raises ValueError with one line if the module cannot be traced.
     """
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
-    if torch.__version__ < "2.10":  # a TorchVersion, which compares numbers
-        fix = "pip install --upgrade torch"
-        raise ValueError(
-            f"export: torch 2.10 or newer is needed, found {torch.__version__}; {fix}"
-        )
+    _check_packages()
     from onnxscript import optimizer
 
     embedder = module.embedder
     if isinstance(embedder.frontend, PretrainedFrontEnd):
         embedder.frontend.prepare_for_export()
-    num_samples = round(TRACED_SECONDS * embedder.sample_rate)
-    num_samples = max(num_samples, embedder.min_samples)
-    num_samples = min(num_samples, embedder.max_samples)
-    # Two rows, because torch.export takes a dimension of size 1 for a constant.
-    example_BS = speech_like(rows=2, num_samples=num_samples)
-    wave_BS = torch.from_numpy(example_BS)
+    wave_BS = _example_wave(embedder)
     free = torch.export.Dim.DYNAMIC
     free_rows_and_samples = {0: free, 1: free}
 
@@ -230,6 +218,28 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> Any:
         # The level holds for the whole process, so it is restored.
         logging.disable(disabled_level)
     return finish(program.model_proto, texts=texts or {})
+
+
+def _check_packages() -> None:
+    """Raise ModuleNotFoundError without an optional package, ValueError if torch is too old."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
+    if torch.__version__ < "2.10":  # a TorchVersion, which compares numbers
+        fix = "pip install --upgrade torch"
+        raise ValueError(
+            f"export: torch 2.10 or newer is needed, found {torch.__version__}; {fix}"
+        )
+
+
+def _example_wave(embedder: Embedder) -> Tensor:
+    """Return wave_BS to trace the network with."""
+    num_samples = round(TRACED_SECONDS * embedder.sample_rate)
+    num_samples = max(num_samples, embedder.min_samples)
+    num_samples = min(num_samples, embedder.max_samples)
+    # Two rows, because torch.export takes a dimension of size 1 for a constant.
+    example_BS = speech_like(rows=2, num_samples=num_samples)
+    return torch.from_numpy(example_BS)
 
 
 @contextmanager

@@ -193,14 +193,7 @@ class Extraction:
         logged_at = changed_at
         previously_missing: list[int] = []
         while True:
-            # Look at names only; `join` reads the tables.
-            finished = {path.stem for path in self.parts.glob("*.json")}
-            chunks = range(len(self.chunks))
-            missing: list[int] = []
-            for chunk in chunks:
-                name = self.part(chunk).name
-                if name not in finished:
-                    missing.append(chunk)
+            missing = self._chunks_without_file()
             # Another job may have joined the chunks, and removed them.
             if not missing or Path(f"{self.stem}.json").exists():
                 missing = self.join()
@@ -212,7 +205,7 @@ class Extraction:
                 previously_missing = missing
                 changed_at = now
             remain = (
-                f"{len(missing)} of {len(chunks)} chunks of"
+                f"{len(missing)} of {len(self.chunks)} chunks of"
                 f" {name_jobs(missing, num_jobs)}"
             )
             if now - changed_at >= 60 * minutes:
@@ -225,6 +218,16 @@ class Extraction:
                 logged_at = now
                 log.info("%s: waiting for %s", self.stem, remain)
             time.sleep(POLL_SECONDS)
+
+    def _chunks_without_file(self) -> list[int]:
+        """Return the chunks that no job has written, by the names of files alone."""
+        written = {path.stem for path in self.parts.glob("*.json")}
+        missing: list[int] = []
+        for chunk in range(len(self.chunks)):
+            name = self.part(chunk).name
+            if name not in written:
+                missing.append(chunk)
+        return missing
 
 
 def plan_extraction(

@@ -1,73 +1,61 @@
 """One identity over many recordings: which speakers of diarized recordings are the same person.
 
-Diarizations -> speakers with embeddings -> groups (diarization/linking.py) -> names. Names last: an
-identity keeps the name that most of its speech had before.
+Speakers with embeddings (diarized_speakers.py) -> groups (diarization/linking.py) -> names
+(identity_names.py).
 Letters: N speakers of recordings, G identities, R recordings, P pairs of identities, D embedding
 dimensions.
 """
 
-import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
-from speakerlab.core.done import file_digest
-from speakerlab.core.reading import keys, read_json, refuse_twins
-from speakerlab.data.tables import one_word
+from speakerlab.core.reading import refuse_twins
+from speakerlab.diarization.clustering import number_by_appearance
 from speakerlab.diarization.linking import (
     MIN_SECONDS,
     cosine_blocks,
     link_speakers,
     weighted_means,
 )
-from speakerlab.diarization.regions import Turn, read_rttm
-from speakerlab.inference.diarize import Diarization
-from speakerlab.inference.known_speakers import Model, check_enrolled, match_enrolled
+from speakerlab.diarization.regions import Turn
+from speakerlab.inference.diarized_speakers import (
+    Key,
+    LocalSpeaker,
+    Result,
+    check_embedding,
+    read_result,
+    speakers_of,
+)
+from speakerlab.inference.identity_names import name_enrolled, name_groups
+from speakerlab.inference.known_speakers import Model, check_enrolled
 from speakerlab.scoring.calibration import Calibration
 
-log = logging.getLogger(__name__)
+# `Key` to `speakers_of` are imported from here by callers of `link`, too.
+__all__ = [
+    "DoubtfulPair",
+    "Identity",
+    "Key",
+    "Linked",
+    "LocalSpeaker",
+    "Member",
+    "Result",
+    "choose_threshold",
+    "link",
+    "read_result",
+    "speakers_of",
+]
+
 # A pair of people is doubtful from so much below the threshold.
 DOUBTFUL_COSINE = 0.1
 # With so many others, a person is expected to reach the threshold by chance.
 FALSE_ALARMS_PER_PERSON = 0.05
 MAX_ROUNDS = 5  # of choosing the threshold for the number of people
 MAX_DOUBTFUL = 1000  # pairs, the most similar ones
-IDENTITY = "identity"  # name of a person, with a number
-UNKNOWN = "unknown"  # name of a speaker with too little speech, with a number
-# Into another folder, because `diarize` would replace turns that were corrected by hand.
-AGAIN = "diarize the recording again, with another --out than before"
-
-Key = tuple[str, str]  # recording, and name of a speaker there
-# In the JSON file of a diarization.
-SPEAKER_KEYS = keys(embedding=list[float], may={"match": dict[str, Any] | None})
-RESULT_KEYS = keys(
-    recording=str,
-    model_sha256=str,
-    speakers=dict[str, SPEAKER_KEYS],
-    may={"rttm_sha256": str | None},
-)
-
-
-@dataclass(frozen=True, eq=False)
-class LocalSpeaker:
-    """Speaker of one recording."""
-
-    recording: str
-    name: str  # in this recording
-    seconds: float  # of speech
-    emb_D: np.ndarray = field(repr=False)  # mean embedding, of any length
-    known_as: str = ""  # the name of an enrolled speaker, without blanks; "" if unknown
-
-    @property
-    def key(self) -> Key:
-        return self.recording, self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,102 +121,6 @@ class Linked:
         """Return the turns of a recording with the names of identities."""
         names = self.names
         return [turn._replace(speaker=names[recording, turn.speaker]) for turn in turns]
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Files that `speakerlab diarize --out` has written for a recording."""
-
-    path: Path  # of the JSON file
-    recording: str
-    model_sha256: str
-    turns: Sequence[Turn]
-    speakers: Sequence[LocalSpeaker]
-
-
-def read_result(path: Path) -> Result:
-    """Read NAME.json and the turns of NAME.rttm beside it.
-
-    Turns may have been corrected by hand. The embeddings are still those of the turns before, so a
-    warning says so. Speakers without a turn are left out. Raises ValueError, one line, if a file is
-    damaged or an embedding is missing, and FileNotFoundError without NAME.rttm.
-    """
-    facts = read_json(path, like=RESULT_KEYS, fix=AGAIN)
-    recording = facts["recording"]
-    rttm = path.with_suffix(".rttm")
-    if not rttm.is_file():
-        raise FileNotFoundError(f"{rttm}: does not exist; {AGAIN}")
-    if facts.get("rttm_sha256") not in (None, file_digest(rttm)):
-        log.warning(
-            "%s: was changed after the diarization; its turns are used, with the speakers'"
-            " embeddings of the turns before",
-            rttm,
-        )
-    # Without speech, the file is empty.
-    turns_of = read_rttm(rttm)
-    others = turns_of.keys() - {one_word(recording)}
-    if others:
-        raise ValueError(
-            f"{rttm}: has turns of recording {min(others)}, not of"
-            f" {one_word(recording)}; correct the name in its lines, or {AGAIN}"
-        )
-    turns = turns_of.get(one_word(recording), [])
-    seconds: dict[str, float] = {}  # of each speaker
-    for turn in turns:
-        seconds[turn.speaker] = seconds.get(turn.speaker, 0.0) + turn.end - turn.start
-
-    speakers: list[LocalSpeaker] = []
-    for name, row in facts["speakers"].items():
-        word = one_word(name)
-        if word not in seconds:
-            continue
-        match = row.get("match") or {}
-        speaker = LocalSpeaker(
-            recording=recording,
-            name=word,
-            seconds=seconds.pop(word),
-            emb_D=np.array(row["embedding"], dtype=np.float32),
-            known_as=_known_as(match.get("name"), match.get("is_known")),
-        )
-        _check_embedding(speaker, where=str(path))
-        speakers.append(speaker)
-    if seconds:
-        raise ValueError(
-            f"{rttm}: has speaker {min(seconds)}, of whom {path.name} has no embedding; use"
-            f" the names of its speakers, or {AGAIN}, --vad {rttm.name} and more --speakers"
-        )
-    return Result(
-        path=path,
-        recording=recording,
-        model_sha256=facts["model_sha256"],
-        turns=turns,
-        speakers=speakers,
-    )
-
-
-def speakers_of(diarization: Diarization) -> list[LocalSpeaker]:
-    """Return the speakers of a diarization, for `link`."""
-    rows = diarization.to_dict()["speakers"]
-    speakers: list[LocalSpeaker] = []
-    for name, emb_D in diarization.speakers.items():
-        match = diarization.matches.get(name)
-        speaker = LocalSpeaker(
-            recording=diarization.recording,
-            name=name,
-            seconds=rows[name]["seconds"],
-            emb_D=emb_D,
-            known_as=_known_as(match.name, match.is_known) if match else "",
-        )
-        speakers.append(speaker)
-    return speakers
-
-
-def _known_as(name: Any, is_known: Any) -> str:
-    """Return the name of an enrolled speaker as RTTM has it; "" if the match is not good enough.
-
-    On two channels of a call, the speaker has another local name on the second.
-    """
-    return one_word(str(name)) if is_known and name else ""
 
 
 def choose_threshold(calibration: Calibration, num_people: int) -> tuple[float, float]:
@@ -315,11 +207,11 @@ def link(
         comparison.unit_ND, comparison.seconds_N, group_N
     )
     unknown = _unknown_groups(speakers, group_N, min_seconds)
-    names, numbers = _name_groups(
+    names, numbers = name_groups(
         speakers,
         group_N,
         unknown=unknown,
-        enrolled=_name_enrolled(speakers, group_N, mean_GD, model, threshold),
+        enrolled=name_enrolled(speakers, group_N, mean_GD, model, threshold),
         earlier=earlier or {},
         last_numbers=last_numbers or {},
     )
@@ -393,22 +285,13 @@ class _Comparison:
         return rate, threshold
 
     def groups(self, threshold: float | None) -> NDArray[np.int64]:
-        """Return group_N: first of those with enough speech, then the others join them."""
+        """Group the speakers with enough speech, then let the others join them; return group_N."""
         is_known_N = np.array([bool(speaker.known_as) for speaker in self.speakers])
         is_long_N = (self.seconds_N >= self.min_seconds) | is_known_N
         long_rows = np.flatnonzero(is_long_N)
         short_rows = np.flatnonzero(~is_long_N)
         if self.num_people is not None:
             _check_number(self.speakers, long_rows, self.num_people)
-
-        # Speakers of one enrolled name are one group from the start.
-        first_group_of: dict[Any, int] = {}
-        first_groups: list[int] = []
-        for row in long_rows.tolist():
-            speaker = self.speakers[row]
-            person = speaker.known_as or speaker.key
-            group = first_group_of.setdefault(person, len(first_group_of))
-            first_groups.append(group)
 
         # Who is in no group is alone: the numbers from N on are of no group of `link_speakers`.
         num_speakers = len(self.speakers)
@@ -420,34 +303,63 @@ class _Comparison:
                 csr_array(self.apart[long_rows]),
                 # Without a threshold, the number alone decides, and this value is not used.
                 threshold=1.0 if threshold is None else threshold,
-                start_N=np.array(first_groups),
+                start_N=self._start_groups(long_rows),
                 num_groups=self.num_people,
             )
             if threshold is not None and len(short_rows):
-                _attach(
-                    short_rows,
-                    long_rows,
-                    group_N,
-                    unit_ND=self.unit_ND,
-                    seconds_N=self.seconds_N,
-                    apart=self.apart,
-                    threshold=threshold,
-                )
-        return _number_by_appearance(group_N)
+                self._attach_short(short_rows, long_rows, group_N, threshold)
+        return number_by_appearance(group_N)
 
+    def _start_groups(self, rows: np.ndarray) -> NDArray[np.int64]:
+        """Return the groups to begin with: one for each enrolled name and each other speaker."""
+        group_of: dict[str | Key, int] = {}
+        groups: list[int] = []
+        for row in rows.tolist():
+            speaker = self.speakers[row]
+            person = speaker.known_as or speaker.key
+            group = group_of.setdefault(person, len(group_of))
+            groups.append(group)
+        return np.array(groups)
 
-def _number_by_appearance(group_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the groups numbered from 0 in order of appearance: 7 3 7 5 becomes 0 1 0 2."""
-    # For example, the different groups 3, 5 and 7 appear first at the rows 1, 3 and 0.
-    _, first_row_G, place_N = np.unique(
-        group_N,
-        return_index=True,
-        return_inverse=True,
-    )
-    # So they are sorted by these rows as 7, 3, 5; the rank of 3 is 1, of 5 is 2, of 7 is 0.
-    by_first_row_G = np.argsort(first_row_G)
-    rank_G = np.argsort(by_first_row_G)  # inverts the permutation
-    return rank_G[place_N]
+    def _attach_short(
+        self,
+        short_rows: np.ndarray,
+        long_rows: np.ndarray,
+        group_N: NDArray[np.int64],
+        threshold: float,
+    ) -> None:
+        """Give short speakers the group with the highest mean cosine that reaches the threshold.
+
+        group_N is changed in place; a short speaker that joins no group keeps its number from N on.
+        """
+        mean_GD, _ = weighted_means(
+            self.unit_ND[long_rows],
+            self.seconds_N[long_rows],
+            group_N[long_rows],
+        )
+        # Of S short speakers. The most similar pair comes first: two of a recording may want the
+        # same group.
+        cosine_SG = self.unit_ND[short_rows] @ mean_GD.T
+        places, groups = np.nonzero(cosine_SG >= threshold)
+        best_first = np.argsort(-cosine_SG[places, groups], kind="stable")
+
+        # A speaker may not join a group that has one of its columns of `apart`.
+        columns_of_group: dict[int, set[int]] = {}
+        for row in long_rows.tolist():
+            columns = columns_of_group.setdefault(int(group_N[row]), set())
+            columns.update(self._columns(row))
+        for pair in best_first.tolist():
+            row = int(short_rows[places[pair]])
+            group = int(groups[pair])
+            columns = self._columns(row)
+            is_attached = group_N[row] < len(group_N)
+            if not is_attached and columns.isdisjoint(columns_of_group[group]):
+                group_N[row] = group
+                columns_of_group[group] |= columns
+
+    def _columns(self, row: int) -> set[int]:
+        """Return the columns of `apart` that a speaker has."""
+        return set(self.apart[[row]].indices.tolist())
 
 
 def _check_speakers(speakers: Sequence[LocalSpeaker]) -> None:
@@ -455,7 +367,7 @@ def _check_speakers(speakers: Sequence[LocalSpeaker]) -> None:
     seen: set[Key] = set()
     for speaker in speakers:
         where = f"{speaker.recording}: {speaker.name}"
-        _check_embedding(speaker, where=where)
+        check_embedding(speaker, where=where)
         if speaker.emb_D.shape != speakers[0].emb_D.shape:
             raise ValueError(
                 f"{where}: has an embedding of {len(speaker.emb_D)} dimensions, others of"
@@ -470,16 +382,6 @@ def _check_speakers(speakers: Sequence[LocalSpeaker]) -> None:
         seen.add(speaker.key)
     recordings = {speaker.recording for speaker in speakers}
     refuse_twins(recordings, where="link", kind="recordings")
-
-
-def _check_embedding(speaker: LocalSpeaker, *, where: str) -> None:
-    """Raise ValueError unless an embedding is a finite vector with a direction."""
-    emb_D = speaker.emb_D
-    if emb_D.ndim != 1 or not np.isfinite(emb_D).all() or not emb_D.any():
-        raise ValueError(
-            f"{where}: the embedding of {speaker.name} is empty, zero or not finite;"
-            f" {AGAIN}"
-        )
 
 
 def _apart(
@@ -524,46 +426,6 @@ def _check_number(
             )
 
 
-def _attach(
-    short_rows: np.ndarray,
-    long_rows: np.ndarray,
-    group_N: NDArray[np.int64],
-    *,
-    unit_ND: np.ndarray,
-    seconds_N: np.ndarray,
-    apart: csr_array,
-    threshold: float,
-) -> None:
-    """Give short speakers the group with the highest mean cosine that reaches the threshold.
-
-    group_N is changed in place; a short speaker that joins no group keeps its number from N on.
-    """
-    mean_GD, _ = weighted_means(
-        unit_ND[long_rows],
-        seconds_N[long_rows],
-        group_N[long_rows],
-    )
-    # Of S short speakers. The most similar pair comes first: two of a recording may want the same
-    # group.
-    cosine_SG = unit_ND[short_rows] @ mean_GD.T
-    places, groups = np.nonzero(cosine_SG >= threshold)
-    best_first = np.argsort(-cosine_SG[places, groups], kind="stable")
-
-    # A speaker may not join a group that has one of its columns of `apart`.
-    columns_of_group: dict[int, set[int]] = {}
-    for row in long_rows.tolist():
-        columns = columns_of_group.setdefault(int(group_N[row]), set())
-        columns.update(apart[[row]].indices.tolist())
-    for pair in best_first.tolist():
-        row = int(short_rows[places[pair]])
-        group = int(groups[pair])
-        columns = set(apart[[row]].indices.tolist())
-        is_attached = group_N[row] < len(group_N)
-        if not is_attached and columns.isdisjoint(columns_of_group[group]):
-            group_N[row] = group
-            columns_of_group[group] |= columns
-
-
 def _unknown_groups(
     speakers: Sequence[LocalSpeaker], group_N: NDArray[np.int64], min_seconds: float
 ) -> set[int]:
@@ -575,97 +437,6 @@ def _unknown_groups(
         if is_short and count_G[group] == 1:
             unknown.add(group)
     return unknown
-
-
-def _name_enrolled(
-    speakers: Sequence[LocalSpeaker],
-    group_N: NDArray[np.int64],
-    mean_GD: np.ndarray,
-    model: Model,
-    threshold: float | None,
-) -> dict[int, str]:
-    """Return the names of groups after enrolled speakers: given already, or found by the model."""
-    enrolled: dict[int, str] = {}
-    for speaker, group in zip(speakers, group_N.tolist()):
-        if speaker.known_as:
-            enrolled[group] = speaker.known_as
-    if model is None:
-        return enrolled
-    embeddings: dict[str, np.ndarray] = {}
-    for group, mean_D in enumerate(mean_GD):
-        if group not in enrolled:
-            embeddings[str(group)] = mean_D
-    # A name belongs to one group, and those of the diarizations come first.
-    taken = set(enrolled.values())
-    matches = match_enrolled(embeddings, model, threshold=threshold)
-    for group, match in matches.items():
-        name = one_word(match.name)
-        if match.is_known and name not in taken:
-            enrolled[int(group)] = name
-    return enrolled
-
-
-def _name_groups(
-    speakers: Sequence[LocalSpeaker],
-    group_N: NDArray[np.int64],
-    *,
-    unknown: set[int],
-    enrolled: Mapping[int, str],
-    earlier: Mapping[Key, str],
-    last_numbers: Mapping[str, int],
-) -> tuple[list[str], dict[str, int]]:
-    """Return the name of each group, and the last numbers in use: earlier names are kept."""
-    num_groups = int(group_N.max()) + 1
-    kind_of: list[str] = []  # of each group
-    for group in range(num_groups):
-        kind_of.append(UNKNOWN if group in unknown else IDENTITY)
-
-    # A group keeps the earlier name that most of its speech had.
-    common_seconds = _common_seconds(speakers, group_N, kind_of, earlier)
-    names = dict(enrolled)
-    taken = set(enrolled.values())
-    # The sort is stable: of equal seconds, the first in order of appearance.
-    longest_first = sorted(common_seconds, key=lambda pair: -common_seconds[pair])
-    for group, name in longest_first:
-        if group not in names and name not in taken:
-            names[group] = name
-            taken.add(name)
-
-    # Groups without an earlier name get the next numbers, which no earlier result has used.
-    numbers = {IDENTITY: 0, UNKNOWN: 0, **last_numbers}
-    for name in earlier.values():
-        match = re.fullmatch(rf"({IDENTITY}|{UNKNOWN})(\d+)", name)
-        if match:
-            numbers[match[1]] = max(numbers[match[1]], int(match[2]))
-    for group in range(num_groups):
-        kind = kind_of[group]
-        while group not in names:
-            numbers[kind] += 1
-            name = f"{kind}{numbers[kind]}"
-            # An enrolled speaker may have such a name.
-            if name not in taken:
-                names[group] = name
-    return [names[group] for group in range(num_groups)], numbers
-
-
-def _common_seconds(
-    speakers: Sequence[LocalSpeaker],
-    group_N: NDArray[np.int64],
-    kind_of: Sequence[str],
-    earlier: Mapping[Key, str],
-) -> dict[tuple[int, str], float]:
-    """Return (group, earlier name) -> the seconds of the group that had this name.
-
-    kind_of: of each group; names of the other kind are not kept.
-    """
-    common_seconds: dict[tuple[int, str], float] = {}
-    for speaker, group in zip(speakers, group_N.tolist()):
-        name = earlier.get(speaker.key, "")
-        if re.fullmatch(rf"{kind_of[group]}\d+", name):
-            pair = (group, name)
-            seconds_before = common_seconds.get(pair, 0.0)
-            common_seconds[pair] = seconds_before + speaker.seconds
-    return common_seconds
 
 
 def _members(
@@ -722,6 +493,36 @@ def _doubtful(
     threshold: float,
 ) -> list[DoubtfulPair]:
     """Return the most similar pairs of identities that are near the threshold or above it."""
+    # The columns of `apart` that a group has by any of its speakers.
+    num_speakers = len(group_N)
+    speaker_N = np.arange(num_speakers)
+    ones_N = np.ones(num_speakers)
+    member_GN = coo_array(
+        (ones_N, (group_N, speaker_N)),
+        shape=(len(names), num_speakers),
+    ).tocsr()
+    apart_of_groups = csr_array(member_GN @ apart)
+    pairs: list[DoubtfulPair] = []
+    for first, second, closeness in _similar_pairs(mean_GD, threshold):
+        first_columns = set(apart_of_groups[[first]].indices)
+        second_columns = set(apart_of_groups[[second]].indices)
+        pair = DoubtfulPair(
+            first=names[first],
+            second=names[second],
+            closeness=closeness,
+            is_apart=not first_columns.isdisjoint(second_columns),
+        )
+        pairs.append(pair)
+    return pairs
+
+
+def _similar_pairs(
+    mean_GD: np.ndarray, threshold: float
+) -> list[tuple[int, int, float]]:
+    """Return the pairs of groups with a cosine near the threshold or above it, and this cosine.
+
+    At most MAX_DOUBTFUL pairs, the most similar first.
+    """
     # Above 0, which `np.triu` puts into the other triangle.
     lowest_cosine = max(threshold - DOUBTFUL_COSINE, 1e-6)
     pair_P2 = np.zeros((0, 2), dtype=np.int64)
@@ -738,25 +539,7 @@ def _doubtful(
         order = np.argsort(-cosine_P, kind="stable")[:MAX_DOUBTFUL]
         pair_P2 = pair_P2[order]
         cosine_P = cosine_P[order]
-
-    # The columns of `apart` that a group has by any of its speakers.
-    num_speakers = len(group_N)
-    speaker_N = np.arange(num_speakers)
-    ones_N = np.ones(num_speakers)
-    member_GN = coo_array(
-        (ones_N, (group_N, speaker_N)),
-        shape=(len(names), num_speakers),
-    ).tocsr()
-    apart_of_groups = csr_array(member_GN @ apart)
-    pairs: list[DoubtfulPair] = []
-    for (first, second), closeness in zip(pair_P2.tolist(), cosine_P.tolist()):
-        first_columns = set(apart_of_groups[[first]].indices)
-        second_columns = set(apart_of_groups[[second]].indices)
-        pair = DoubtfulPair(
-            first=names[first],
-            second=names[second],
-            closeness=closeness,
-            is_apart=not first_columns.isdisjoint(second_columns),
-        )
-        pairs.append(pair)
+    pairs: list[tuple[int, int, float]] = []
+    for (first, second), cosine in zip(pair_P2.tolist(), cosine_P.tolist()):
+        pairs.append((first, second, cosine))
     return pairs

@@ -22,7 +22,7 @@ from speakerlab.diarization.scoring import score_recordings, total
 from speakerlab.diarization.vbx import Vbx
 from speakerlab.diarization.windows import WINDOW_SECONDS
 from speakerlab.inference.speaker_model import SpeakerModel
-from speakerlab.inference.speech_windows import Read, embed_windows
+from speakerlab.inference.speech_windows import Read, SpeechWindows, embed_windows
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.plda import Plda, learn_plda
 from speakerlab.scoring.transforms import Development
@@ -56,12 +56,16 @@ def tune(
 ) -> Tuning:
     """Find the method with the lowest DER, the threshold of ahc, and Fb of vbx.
 
-    The DER is computed without a collar and includes overlap; speech is found by energy.
-    recordings: name -> audio for `diarize`, embedded once; reference: name -> its turns; regions:
-    the regions to score (None: from the first to the last turn). plda: None leaves out vbx. If
-    several methods have the lowest DER, the first of spectral, ahc and vbx is taken, and of several
-    settings the nearest to the default. Raises ValueError if a recording is missing, and if the
-    reference has no speech to score.
+    The DER is computed without a collar and includes overlap; speech is found by energy. If several
+    methods have the lowest DER, the first of spectral, ahc and vbx is taken, and of several
+    settings the nearest to the default.
+
+    recordings: name -> audio for `diarize`, embedded once.
+    reference: name -> its turns.
+    regions: name -> the regions to score (None: from the first to the last turn).
+    source: name of the recordings, in messages and in the result.
+    plda: None leaves out vbx.
+    Raises ValueError if a recording is missing, and if the reference has no speech to score.
     """
     missing = reference.keys() - recordings.keys()
     if missing:
@@ -81,18 +85,7 @@ def tune(
     for name in progress_bar(names, unit="recordings", shown=progress):
         speech = embed_windows(model, recordings[name])
         for candidate, hypothesis in zip(candidates, hypotheses):
-            method = build_method(candidate, read_plda=lambda: plda)
-            clusters = cluster(speech.emb_ND, method)
-            segments = find_segments(
-                speech.regions,
-                speech.windows,
-                clusters.cosine_NK,
-            )
-            turns: list[Turn] = []
-            for segment in segments:
-                turn = Turn(segment.start, segment.end, segment.speaker)
-                turns.append(turn)
-            hypothesis[name] = turns
+            hypothesis[name] = _find_turns(speech, candidate, plda)
 
     # Method -> its lowest DER, and the candidate with it: of equal ones the first.
     der_of: dict[str, float] = {}
@@ -113,6 +106,24 @@ def tune(
         der=der_of,
         source=f"{source}: {count_of(len(reference), 'recording')}",
     )
+
+
+def _find_turns(
+    speech: SpeechWindows, settings: Tuning, plda: Plda | None
+) -> list[Turn]:
+    """Return the turns of a recording with these settings."""
+    method = build_method(settings, read_plda=lambda: plda)
+    clusters = cluster(speech.emb_ND, method)
+    segments = find_segments(
+        speech.regions,
+        speech.windows,
+        clusters.cosine_NK,
+    )
+    turns: list[Turn] = []
+    for segment in segments:
+        turn = Turn(segment.start, segment.end, segment.speaker)
+        turns.append(turn)
+    return turns
 
 
 def _candidates(*, with_vbx: bool) -> list[Tuning]:

@@ -13,7 +13,13 @@ from refusals import refuses
 
 from speakerlab.diarization import clustering
 from speakerlab.diarization.ahc import Ahc
-from speakerlab.diarization.clustering import METHODS, cluster, drop_tiny, merge_groups
+from speakerlab.diarization.clustering import (
+    METHODS,
+    cluster,
+    drop_tiny,
+    merge_groups,
+    number_by_appearance,
+)
 from speakerlab.diarization.spectral import Spectral, divide
 from speakerlab.diarization.vbx import Vbx
 
@@ -252,7 +258,7 @@ def test_tiny_groups_are_dropped_unless_they_are_needed():
     expected_N = np.repeat([-1, 1, 0, -1, -1], sizes)
     assert dropped_N.tolist() == expected_N.tolist()
 
-    # three speakers are required, so the largest of the tiny groups stays
+    # Three speakers are required, so the largest of the tiny groups stays.
     dropped_N = drop_tiny(group_N, 3)
     expected_N = np.repeat([2, 1, 0, -1, -1], sizes)
     assert dropped_N.tolist() == expected_N.tolist()
@@ -263,6 +269,11 @@ def test_tiny_groups_are_dropped_unless_they_are_needed():
     dropped_N = drop_tiny(short_N, 1)
     expected_N = np.repeat([1, 0, -1, -1], short_sizes)
     assert dropped_N.tolist() == expected_N.tolist()
+
+
+def test_groups_are_numbered_by_appearance():
+    group_N = np.array([7, 3, 7, 5, 3])
+    assert number_by_appearance(group_N).tolist() == [0, 1, 0, 2, 1]
 
 
 def test_groups_of_one_voice_are_merged():

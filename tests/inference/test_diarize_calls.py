@@ -120,25 +120,38 @@ def test_copied_channels_are_warned_of(model, caplog):
 
 
 def test_the_channel_of_a_speaker_is_in_the_json(model):
-    found = model.diarize(make_call(16000), channels="each", num_speakers=1)
-    assert found.channel_of == {"channel1": 1, "channel2": 2}
-    speakers = found.to_dict()["speakers"]
-    assert [row["channel"] for row in speakers.values()] == [1, 2]
-    plain = model.diarize(make_call(16000)[:, 0], num_speakers=1)
-    assert "channel" not in plain.to_dict()["speakers"]["speaker1"]
+    call_SC = make_call(16000)
+    diarization = model.diarize(call_SC, channels="each", num_speakers=1)
+    assert diarization.channel_of == {"channel1": 1, "channel2": 2}
+    speakers = diarization.to_dict()["speakers"]
+    assert speakers["channel1"]["channel"] == 1
+    assert speakers["channel2"]["channel"] == 2
+
+    # A recording of one channel has none in its JSON.
+    left_S = call_SC[:, 0]
+    diarization = model.diarize(left_S, num_speakers=1)
+    speakers = diarization.to_dict()["speakers"]
+    assert "channel" not in speakers["speaker1"]
 
 
 def scores_of(monkeypatch, scores: dict[str, dict[str, float]]) -> None:
-    """Let the matches of speakers with enrolled ones follow from scores, threshold 0.5."""
+    """Replace `match_enrolled` by one with these scores and the threshold 0.5.
+
+    scores: name of a speaker -> the nearest enrolled speaker -> score.
+    """
 
     def match_enrolled(embeddings, model, *, far=None):
+        candidates = []
+        for name in embeddings:
+            ((nearest, score),) = scores[name].items()
+            candidates.append((score, name, nearest))
         matches = {}
         taken = set()
-        ranked = sorted(embeddings, key=lambda name: -max(scores[name].values()))
-        for name in ranked:
-            ((nearest, score),) = scores[name].items()
+        # The best score first: each enrolled speaker is known once.
+        for score, name, nearest in sorted(candidates, reverse=True):
             is_known = score >= 0.5 and nearest not in taken
-            taken |= {nearest} if is_known else set()
+            if is_known:
+                taken.add(nearest)
             matches[name] = Match(nearest, score, 0.5, is_known=is_known)
         return matches
 
@@ -152,15 +165,15 @@ def test_a_known_speaker_on_two_channels_has_a_name_on_each(monkeypatch):
     """As after a transfer. On one channel, a name is of one speaker."""
     names = ["channel1-speaker1", "channel1-speaker2", "channel2"]
     channels = [1, 1, 2]
-    segments = [
-        Segment(float(start), start + 1.0, name, 1.0)
-        for start, name in enumerate(names)
-    ]
+    segments = []
+    for start, name in enumerate(names):
+        segment = Segment(start=start, end=start + 1.0, speaker=name, confidence=1.0)
+        segments.append(segment)
     diarization = Diarization(
-        "call",
-        3.0,
-        segments,
-        dict.fromkeys(names, np.ones(2)),
+        recording="call",
+        seconds=3.0,
+        segments=segments,
+        speakers=dict.fromkeys(names, np.ones(2)),
         channel_of=dict(zip(names, channels)),
     )
     scores = {

@@ -101,10 +101,15 @@ def test_two_speakers_of_a_recording_are_two_people_unless_allowed():
     speakers = [speaker("a", "x", voice(0, 0)), speaker("a", "y", voice(0, 1))]
     linked = link(speakers, threshold=0.5)
     assert len(linked) == 2
+    # They are as similar as one person, so the user is asked to look.
     (pair,) = linked.doubtful
-    assert (pair.first, pair.second, pair.is_apart) == ("identity1", "identity2", True)
+    assert pair.first == "identity1"
+    assert pair.second == "identity2"
+    assert pair.is_apart
     assert pair.closeness == pytest.approx(0.81, abs=1e-5)
-    assert len(link(speakers, threshold=0.5, allow_same_recording=True)) == 1
+
+    linked = link(speakers, threshold=0.5, allow_same_recording=True)
+    assert len(linked) == 1
 
 
 def test_a_pair_near_the_threshold_is_doubtful():
@@ -131,14 +136,17 @@ def test_short_speakers_join_or_are_unknown():
 
 
 def test_a_short_speaker_does_not_join_who_speaks_in_its_recording():
-    # The nearer of the two gets the place.
-    far = speaker("d", "far", voice(0, 5, cosine=0.7), 1.0)
-    near = speaker("d", "near", voice(0, 6), 1.0)
-    present = speaker("a", "short", voice(0, 7), 1.0)
-    linked = link([*THREE, present, far, near], threshold=0.5)
-    assert linked.names["d", "near"] == "identity1"
-    assert linked.names["d", "far"].startswith("unknown")
-    assert linked.names["a", "short"].startswith("unknown")
+    # All three sound like Ann. In recording a, she is another speaker already.
+    in_a = speaker("a", "short", voice(0, 7), seconds=1.0)
+    names = link([*THREE, in_a], threshold=0.5).names
+    assert names["a", "short"] == "unknown1"
+
+    # Two speakers of recording d cannot both be her: the nearer one is.
+    far = speaker("d", "far", voice(0, 5, cosine=0.7), seconds=1.0)
+    near = speaker("d", "near", voice(0, 6), seconds=1.0)
+    names = link([*THREE, far, near], threshold=0.5).names
+    assert names["d", "near"] == "identity1"
+    assert names["d", "far"] == "unknown1"
 
 
 def test_names_are_kept_when_recordings_come_and_go():
@@ -190,7 +198,8 @@ def test_known_names_are_one_person_each():
     ]
     linked = link(speakers, threshold=0.3)
     # In b Ann sounds different, and in c Ben sounds like Ann.
-    assert linked.names["a", "Ann"] == linked.names["b", "channel2-Ann"] == "Ann"
+    assert linked.names["a", "Ann"] == "Ann"
+    assert linked.names["b", "channel2-Ann"] == "Ann"
     assert linked.names["c", "Ben"] == "Ben"
     assert linked.names["d", "speaker1"] == "Ann"
 
@@ -202,11 +211,15 @@ def model(tmp_path_factory):
 
 
 def test_identities_are_named_after_enrolled_speakers(model):
-    model.speakers = {"Ann B": VOICES[0].astype("f4"), "Zoe": VOICES[6].astype("f4")}
+    model.speakers = {
+        "Ann B": VOICES[0].astype("f4"),
+        "Zoe": VOICES[6].astype("f4"),
+    }
     model.enrolled_by = model.sha256
-    linked = link(THREE, threshold=0.5, model=model)
-    assert linked.names["a", "speaker1"] == linked.names["c", "speaker2"] == "Ann_B"
-    assert linked.names["b", "speaker1"] == "identity1"
+    names = link(THREE, threshold=0.5, model=model).names
+    assert names["a", "speaker1"] == "Ann_B"
+    assert names["c", "speaker2"] == "Ann_B"
+    assert names["b", "speaker1"] == "identity1"
 
 
 def test_short_speakers_are_not_people_when_a_threshold_is_chosen():
@@ -268,28 +281,29 @@ def test_other_wrong_arguments_are_refused():
 
 
 def test_the_rate_falls_with_the_number_of_speakers():
-    calibration = THREE_RATES
-    assert choose_threshold(calibration, 6) == (0.01, pytest.approx(0.4))
-    assert choose_threshold(calibration, 51) == (0.001, pytest.approx(0.5))
-    # Halfway between the logarithms of two rates.
-    rate, threshold = choose_threshold(calibration, 17)
+    # At 0.05 / (6 - 1) and 0.05 / (51 - 1), which are stored.
+    assert choose_threshold(THREE_RATES, 6) == (0.01, pytest.approx(0.4))
+    assert choose_threshold(THREE_RATES, 51) == (0.001, pytest.approx(0.5))
+    # Between the logarithms of two rates.
+    rate, threshold = choose_threshold(THREE_RATES, 17)
     assert rate == pytest.approx(0.05 / 16)
     assert threshold == pytest.approx(0.5 - 0.1 * np.log10(rate / 0.001))
     # Beyond the stored rates.
-    assert choose_threshold(calibration, 100000) == (0.001, pytest.approx(0.5))
-    assert choose_threshold(
-        replace(calibration, threshold_at_far={"0.01": 0.4}), 1
-    ) == (
-        0.01,
-        0.4,
-    )
-    with refuses("calibration", "too few"):
-        choose_threshold(replace(calibration, threshold_at_far={}), 5)
-    # A given number of people needs none.
-    pair = [speaker(take, "a", voice(0, 0)) for take in "xy"]
-    few = replace(calibration, threshold_at_far={})
-    assert len(link(pair, calibration=few, num_people=1)) == 1
+    assert choose_threshold(THREE_RATES, 100000) == (0.001, pytest.approx(0.5))
+    one_rate = replace(THREE_RATES, threshold_at_far={"0.01": 0.4})
+    assert choose_threshold(one_rate, 1) == (0.01, 0.4)
 
+
+def test_without_rates_no_threshold_is_chosen():
+    no_rates = replace(THREE_RATES, threshold_at_far={})
+    with refuses("calibration", "too few"):
+        choose_threshold(no_rates, 5)
+    # A given number of people needs no threshold.
+    pair = [speaker(recording, "a", voice(0, 0)) for recording in "xy"]
+    assert len(link(pair, calibration=no_rates, num_people=1)) == 1
+
+
+def test_the_threshold_follows_the_number_of_people_that_are_found():
     # Fifty-one speakers could be as many people, who need a threshold of 0.5. Nine are found, for
     # whom 0.42 is enough: then two with a cosine of 0.45 are one person.
     speakers = [
@@ -301,11 +315,11 @@ def test_the_rate_falls_with_the_number_of_speakers():
         speaker("x", "s", voice(7, 0, cosine=0.45**0.5)),
         speaker("y", "s", voice(7, 1, cosine=0.45**0.5)),
     ]
-    linked = link([*speakers, *alike], calibration=calibration)
+    linked = link([*speakers, *alike], calibration=THREE_RATES)
     assert linked.names["x", "s"] == linked.names["y", "s"]
     assert len(linked) == 8
     assert linked.far == pytest.approx(0.05 / 7)
-    assert linked.threshold == choose_threshold(calibration, 8)[1]
+    assert linked.threshold == choose_threshold(THREE_RATES, 8)[1]
 
 
 def test_a_diarization_is_read_from_its_files_or_from_python(tmp_path, caplog):

@@ -219,13 +219,25 @@ def linking(path: Path, names: list[str]) -> None:
     """People and speakers of all names; every recording has a page with a hostile name."""
     identities = []
     pairs = []
-    for name in names:
-        members = [Member(name, name, 1.0, 0.5), Member(f"of {name}", name, 1.0, None)]
-        identities.append(Identity(name, members, is_unknown=len(identities) % 2 == 0))
-        pairs.append(DoubtfulPair(name, names[0], 0.5, is_apart=True))
-    linked = Linked(identities, 0.5, 0.01, pairs[:100], {})
+    for index, name in enumerate(names):
+        members = [
+            Member(recording=name, speaker=name, seconds=1.0, closeness=0.5),
+            Member(recording=f"of {name}", speaker=name, seconds=1.0, closeness=None),
+        ]
+        identity = Identity(name, members, is_unknown=index % 2 == 0)
+        identities.append(identity)
+        pair = DoubtfulPair(name, names[0], closeness=0.5, is_apart=True)
+        pairs.append(pair)
+    linked = Linked(
+        identities,
+        threshold=0.5,
+        far=0.01,
+        doubtful=pairs[:100],
+        last_numbers={},
+    )
     address = f"../{link(names)}.html"
-    write_page(path, linked, dict.fromkeys(names, address), {names[0]: names[1]})
+    page_of = dict.fromkeys(names, address)
+    write_page(path, linked, page_of, {names[0]: names[1]})
 
 
 def file_name(names: list[str]) -> str:
