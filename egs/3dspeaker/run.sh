@@ -2,13 +2,13 @@
 # 3D-Speaker: trains on 10,000 speakers and tests with the three trial lists of the corpus.
 #   bash egs/3dspeaker/run.sh --model eres2net --gpus "0 1 2 3"    # from download to report
 #   bash egs/3dspeaker/run.sh --stage 3 --stop-stage 3 --dry-run   # print the command of stage 3
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv           # sv|ssl|distil|lid: verification, the same without labels or from --teacher, or language identification
+task=sv           # sv|ssl|distil|lid: verification, self-supervised, distillation from --teacher, or language identification
 model=campplus    # NAME: conf/NAME.yaml, or one of its variants
 seed=0            # 0-4294967295: random seed of weights, data order and augmentation
 set=()            # KEY=VALUE: settings that override all files, such as training.lr=0.1

@@ -2,7 +2,7 @@
 # Diarization of AISHELL-4: meetings of four to eight, in Mandarin, far field.
 #   bash egs/aishell4/run.sh                      # from download to DER
 #   bash egs/aishell4/run.sh --init MODEL         # with your model
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

@@ -2,7 +2,7 @@
 # Diarization of AliMeeting: meetings of two to four, in Mandarin, far field.
 #   bash egs/alimeeting/run.sh                      # from download to DER
 #   bash egs/alimeeting/run.sh --init MODEL         # with your model
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

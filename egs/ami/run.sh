@@ -2,7 +2,7 @@
 # Diarization of AMI: meetings of four, in English.
 #   bash egs/ami/run.sh                      # from download to DER
 #   bash egs/ami/run.sh --init MODEL         # with your model
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

@@ -2,7 +2,7 @@
 # A segmentation network for AMI, trained on its training meetings, and diarization with it.
 #   bash egs/ami/run_segmentation.sh                # the same: bash egs/ami/run.sh --task segmentation
 #   bash egs/ami/run_segmentation.sh --init MODEL   # fine-tune a published network
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

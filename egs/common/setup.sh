@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2064,SC2154 # the recipes read what is set here, and set the rest
-# Shared by egs/<recipe>/run*.sh, which set `recipe`, their folder: options, Python, running a command.
+# Shared by egs/<recipe>/run*.sh, which set `recipe` to their folder: options, Python, running a command.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$recipe/../.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
@@ -17,7 +17,7 @@ max_restarts=   # 0-1000: restarts of stages 3 and 4 after losing a rank or a ho
 wait_minutes=10 # 0-100000: stage 5 on node rank 0 fails if other hosts finish nothing for so long
 job=            # I/N: run part I of N of stage 2 or 5; the jobs may run on any hosts
 torch=auto      # auto|cpu: PyTorch of a new environment; cpu: without CUDA, 1 GB instead of 5
-plugins=        # DIR: modules of parts that --set names module:Class
+plugins=        # DIR: folder of your own parts, which --set names module:Class
 
 rate=16000 # sample rate of all audio; --set frontend.sample_rate changes it
 inputs=()  # paths of options that must exist, as OPTION=PATH

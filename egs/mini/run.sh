@@ -2,13 +2,13 @@
 # A synthetic corpus, to try everything within minutes on two CPU cores.
 #   bash egs/mini/run.sh
 #   bash egs/mini/run.sh --stage 3 --stop-stage 3 --dry-run   # print the command of stage 3
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv             # sv|ssl|distil|lid|diar|segmentation: verification, without labels, from --teacher, language identification, diarization, a network for it
+task=sv             # sv|ssl|distil|lid|diar|segmentation: verification, self-supervised, distillation from --teacher, language identification, diarization, segmentation network
 model=campplus_tiny # NAME: conf/NAME.yaml, or one of its variants
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Language identification on synthetic voices, from audio to accuracy within minutes.
 #   bash egs/mini/run_lid.sh                   # the same: bash egs/mini/run.sh --task lid
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

@@ -2,7 +2,7 @@
 # A segmentation network for synthetic conversations, trained on simulated ones, and diarization with it.
 #   bash egs/mini/run_segmentation.sh                # the same: bash egs/mini/run.sh --task segmentation
 #   bash egs/mini/run_segmentation.sh --init MODEL   # fine-tune a published network
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

@@ -3,13 +3,13 @@
 #   bash egs/own/run.sh --corpus DIR --init MODEL
 #   bash egs/own/run.sh --corpus DIR --init MODEL --folds 5               # 5 to 20 speakers
 #   bash egs/own/run.sh --corpus DIR --stage 3 --stop-stage 3 --dry-run   # print the command
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv             # sv|ssl|distil: verification, the same without labels, or learned from --teacher
+task=sv             # sv|ssl|distil: verification, self-supervised, or distillation from --teacher
 model=              # NAME: conf/NAME.yaml, or one of its variants (default: campplus_tiny, or that of --init)
 seed=0              # 0-4294967295: random seed of weights, data order and augmentation
 set=()              # KEY=VALUE: settings that override all files, such as training.lr=0.1

@@ -3,13 +3,13 @@
 # stage 4 fine-tunes on VoxCeleb2. First, egs/voxceleb prepares VoxCeleb.
 #   bash egs/voxceleb/run.sh --stop-stage 2 --corpus DIR
 #   bash egs/voxblink2/run.sh --corpus DIR --gpus "0 1 2 3 4 5 6 7" --large-margin true
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv              # sv|ssl|distil: verification, the same without labels, or learned from --teacher
+task=sv              # sv|ssl|distil: verification, self-supervised, or distillation from --teacher
 model=simam_resnet34 # NAME: conf/NAME.yaml, or one of its variants
 seed=0               # 0-4294967295: random seed of weights, data order and augmentation
 set=()               # KEY=VALUE: settings that override all files, such as training.lr=0.1

@@ -2,13 +2,13 @@
 # VoxCeleb: trains on VoxCeleb2 and tests with the cleaned lists O, E and H of VoxCeleb1.
 #   bash egs/voxceleb/run.sh --corpus DIR --gpus "0 1" --large-margin true
 #   bash egs/voxceleb/run.sh --stage 3 --stop-stage 3 --dry-run   # print the command of stage 3
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
 
 # Options: --NAME VALUE, with - for _. Here: name=default # KIND: what it is
-task=sv           # sv|ssl|distil: verification, the same without labels, or learned from --teacher
+task=sv           # sv|ssl|distil: verification, self-supervised, or distillation from --teacher
 model=campplus    # NAME: conf/NAME.yaml, or one of its variants
 seed=0            # 0-4294967295: random seed of weights, data order and augmentation
 set=()            # KEY=VALUE: settings that override all files, such as training.lr=0.1

@@ -4,7 +4,7 @@
 #   bash egs/voxceleb/run_pretrained.sh --corpus DIR --gpus "0 1 2 3" --pretrained DIR
 # The same on the data of another recipe, such as cnceleb, 3dspeaker or own, after its stages 0 to 2:
 #   bash egs/voxceleb/run_pretrained.sh --stage 3 --data egs/cnceleb/data --exp EXP --pretrained DIR
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"

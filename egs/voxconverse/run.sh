@@ -2,7 +2,7 @@
 # Diarization of VoxConverse: YouTube videos of debates and news.
 #   bash egs/voxconverse/run.sh                      # from download to DER
 #   bash egs/voxconverse/run.sh --init MODEL         # with your model
-# Read whole before it runs, so that you may edit it meanwhile.
+# Read whole before it runs, so you may edit it during a run.
 [ -n "${BASH_EXECUTION_STRING:-}" ] || exec bash -c 'source "$0"' "$(dirname "$0")/${0##*/}" "$@"
 recipe=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$recipe/../common/setup.sh"
