@@ -7,7 +7,7 @@ from pathlib import Path
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
-from speakerlab.core.trial_lines import FORMATS, TRUTH
+from speakerlab.core.trial_lines import FORMATS, TRUTH, Format
 from speakerlab.data.tables import Trial
 
 Counts = tuple[int, int]
@@ -35,18 +35,20 @@ def read_official(
     """
     rows: dict[tuple[str, str], bool] = {}
     sides = (recordings if models is None else models, recordings)
-    form, counts = "", [0, 0]
+    row_format: Format | None = None
+    counts = [0, 0]  # of targets and of non-targets
     ours = cache(rename)  # one string object per id: lists have millions of lines
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             fields = line.split()
             if not fields:
                 continue
-            form = form or _form_of(fields)
-            if not _fits(fields, form):
-                _add_bad_line(faults, path, number, line, form)
+            if row_format is None:
+                row_format = _format_of(fields)
+            if row_format is None or not _fits(fields, row_format):
+                _add_bad_line(faults, path, number, line, row_format)
                 continue
-            label = TRUTH[fields.pop(FORMATS[form][0])]
+            label = TRUTH[fields.pop(row_format.label_column)]
             counts[not label] += 1
             pair = ours(fields[0]), ours(fields[1])
             if rows.setdefault(pair, label) != label:
@@ -69,22 +71,26 @@ def read_official(
     return [(enrol, test, label) for (enrol, test), label in rows.items()]
 
 
-def _form_of(fields: Sequence[str]) -> str:
-    return next((form for form in FORMATS if _fits(fields, form)), "")
+def _format_of(fields: Sequence[str]) -> Format | None:
+    """Return the format of a line; None if it is no trial."""
+    for row_format in FORMATS:
+        if _fits(fields, row_format):
+            return row_format
+    return None
 
 
-def _fits(fields: Sequence[str], form: str) -> bool:
-    if not form or len(fields) != 3:
-        return False
-    column, labels = FORMATS[form]
-    return fields[column] in labels
+def _fits(fields: Sequence[str], row_format: Format) -> bool:
+    """Return whether a line has the format."""
+    return len(fields) == 3 and fields[row_format.label_column] in row_format.labels
 
 
 def _add_bad_line(
-    faults: Faults, path: Path, number: int, line: str, form: str
+    faults: Faults, path: Path, number: int, line: str, row_format: Format | None
 ) -> None:
-    wanted = form or "' or '".join(FORMATS)
-    text = f"{path}:{number}: expected '{wanted}', not '{line.strip()}'"
+    """Add the error of a line that has not the format of the list; None: of no known format."""
+    expected = [row_format] if row_format is not None else FORMATS
+    names = "' or '".join(known_format.name for known_format in expected)
+    text = f"{path}:{number}: expected '{names}', not '{line.strip()}'"
     faults.add("bad trials", text)
 
 
