@@ -1,6 +1,7 @@
-"""Predict the memory that a training takes, without running it.
+"""Predict the memory that a training takes, and whether it can take single utterances.
 
-The forward pass runs on fake tensors, which have shapes but no data, in about a second.
+Nothing is trained: the forward pass runs on fake tensors, which have shapes but no data, in about a
+second.
 
 Letters: B crops, S samples, T frames, F mel bins, V views, L long views, D embedding dimensions,
 C channels or classes, K local speakers.
@@ -101,7 +102,7 @@ def footprint(
             backbone,
             loss.crops,
             # Parameters that autograd saves are counted as weights, or as copies.
-            counted=[*parameters, *loss.copies],
+            excluded=[*parameters, *loss.copies],
             precision=precision,
         )
         head_crop, head_once = batch_size.saved_bytes(loss.compute_loss, parameters)
@@ -143,13 +144,13 @@ def _backbone_bytes(
     backbone: Any,
     all_crops: Sequence[Crops],
     *,
-    counted: Sequence[nn.Parameter],
+    excluded: Sequence[nn.Parameter],
     precision: str,
 ) -> tuple[float, float]:
     """Return the bytes that front end and backbone save: per crop, and for any number of crops.
 
-    counted: parameters that do not count, because they are counted elsewhere. The front end no
-    longer recomputes its layers after this.
+    excluded: parameters whose bytes are counted elsewhere. The front end no longer recomputes its
+    layers after this.
     """
     # A CPU does not compute in fp16; bf16 values have the same size.
     cpu_precision = "fp32" if precision == "fp32" else "bf16"
@@ -159,12 +160,12 @@ def _backbone_bytes(
         with used.autocast():
             return _embed_zeros(frontend, backbone, all_crops, num_utterances)
 
-    per_crop, once = batch_size.saved_bytes(embed, counted)
+    per_crop, once = batch_size.saved_bytes(embed, excluded)
     per_crop += _state_bytes(frontend, all_crops)
     if isinstance(frontend, PretrainedFrontEnd) and frontend.recomputes_layers:
         # In the backward pass, one layer at a time is kept whole.
         frontend.recomputes_layers = False
-        kept_crop, _ = batch_size.saved_bytes(embed, counted)
+        kept_crop, _ = batch_size.saved_bytes(embed, excluded)
         per_crop += (kept_crop - per_crop) / len(frontend.layers)
     return per_crop, once
 
@@ -236,8 +237,8 @@ def why_not_single(config: Config) -> str:
 
     def note_count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if isinstance(module, _BatchNorm):
-            num_channels = inputs[0].shape[1]
-            counts.append(inputs[0].numel() // num_channels)
+            channels = inputs[0].shape[1]
+            counts.append(inputs[0].numel() // channels)
 
     # For all modules, because an objective may keep its teacher outside of its own modules.
     handle = register_module_forward_pre_hook(note_count)
@@ -318,7 +319,7 @@ def _build_distillation(
     parameters: list[nn.Parameter] = [*distance.parameters()]
     frame_distance: Any = None
     if config.distil.frame_weight:
-        # Without --teacher, one like the student.
+        # Without --teacher, as many as the student has.
         channels = num_channels(backbone)
         for teacher in config.distil.teachers:
             channels = channels_of(teacher)
@@ -328,7 +329,7 @@ def _build_distillation(
     if config.has_head:
         head = build.build_head(config, embed_dim=embed_dim, num_classes=num_classes)
         parameters += head.parameters()
-    # Most networks halve their number, or more.
+    # Most networks halve the number of frames, or reduce it further.
     num_frames = round(FRAMES_PER_SECOND / 2 / FRAME_STEP * config.data.crop_seconds)
 
     def compare(num_utterances: int) -> Tensor:

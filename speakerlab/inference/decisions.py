@@ -1,6 +1,6 @@
 """Decisions about recordings: whether two have the same speaker, and who of the enrolled speaks.
 
-Letters: N speakers.
+Letter: N speakers.
 """
 
 from collections.abc import Iterable

@@ -175,7 +175,7 @@ def diarize(
     segmentation: a model, opened or as a path, that finds speech, also of two speakers at the same
         time; `overlap` is its earlier name.
     vad, regions, window_seconds, step_seconds, progress: see `speech_windows.embed_windows`.
-    channels: the channel to use, see `SpeakerModel`; "each" finds the speakers of each channel
+    channels: the channel to use, see `RecordingEmbedder`; "each" finds the speakers of each channel
         apart, as for calls, and all other options are for each channel.
     Raises ValueError with one line for audio that is broken or empty, if the speech is too short
     for the number of speakers, and with `known` for a model without calibration or enrolled

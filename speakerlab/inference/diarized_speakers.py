@@ -18,7 +18,7 @@ from speakerlab.diarization.regions import Turn, read_rttm
 from speakerlab.inference.diarize import Diarization
 
 log = logging.getLogger(__name__)
-# Into another folder, because `diarize` would replace turns that were corrected by hand.
+# In another folder: `diarize` would replace turns that were corrected by hand.
 AGAIN = "diarize the recording again, with another --out than before"
 
 Key = tuple[str, str]  # recording, and name of a speaker there

@@ -35,7 +35,7 @@ from speakerlab.inference.identity_names import name_enrolled, name_groups
 from speakerlab.inference.known_speakers import Model, check_enrolled
 from speakerlab.scoring.calibration import Calibration
 
-# `Key` to `speakers_of` are imported from here by callers of `link`, too.
+# `Key`, `LocalSpeaker`, `Result`, `read_result` and `speakers_of` are for callers of `link`.
 __all__ = [
     "DoubtfulPair",
     "Identity",
@@ -50,7 +50,7 @@ __all__ = [
     "speakers_of",
 ]
 
-# A pair of people is doubtful from so much below the threshold.
+# A pair of people is doubtful if its cosine is less than this below the threshold.
 DOUBTFUL_COSINE = 0.1
 # With so many others, a person is expected to reach the threshold by chance.
 FALSE_ALARMS_PER_PERSON = 0.05
@@ -231,7 +231,7 @@ def _check_arguments(
     far: float | None,
     num_people: int | None,
 ) -> None:
-    """Raise ValueError, one line, unless something decides, and it is one thing."""
+    """Raise ValueError if nothing decides, or `far` stands beside another threshold."""
     if threshold is None and calibration is None and num_people is None:
         raise ValueError(
             "link: needs a threshold, a calibration or the number of people; give one"

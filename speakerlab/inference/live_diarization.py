@@ -4,7 +4,7 @@ Every BLOCK_SECONDS, a source of regions (`LiveSpeech` or `LiveSegmentation`) sa
 Regions are cut into windows, as by `diarize`; new windows are embedded and added to the speakers so
 far (`diarization/online.py`). Then the time up to now - latency is decided: each of its frames goes
 to the nearest of these speakers; with a segmentation model, to the one or two most probable ones.
-What is behind this time is forgotten, so memory does not grow with the stream, except by the turns.
+Samples and windows before this time are dropped, so only the turns take more and more memory.
 Letters: S samples, N windows, K speakers so far, M local speakers of a segmentation model,
 D embedding dimensions.
 """
@@ -41,7 +41,7 @@ SPARE_SECONDS = 1.5
 
 
 class Source(Protocol):
-    """What finds regions of speech in blocks of samples."""
+    """Finder of regions of speech in blocks of samples."""
 
     # After this time at most, it is known whether a frame is speech.
     decision_seconds: float
@@ -53,7 +53,7 @@ class Source(Protocol):
         ...
 
     def push(self, wave_S: np.ndarray) -> list[LiveRegion]:
-        """Hear a block; return the regions that began, went on or ended."""
+        """Hear a block; return the regions that began, grew or ended."""
         ...
 
     def finish(self) -> list[LiveRegion]:
@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 class LiveDiarization:
-    """Stream of finite latency."""
+    """Diarization of a stream with a finite latency."""
 
     def __init__(
         self,
@@ -171,13 +171,14 @@ class LiveDiarization:
         self._wave_S = wave_S[-self._kept_samples :]
         changed_regions = self._source.push(block_S)
         self._add_regions(changed_regions)
-        # When the next block is complete, up to so much more will have been pushed. What must be
-        # final by then is decided now: with a latency of 2 s and no delay, at 10 s all before 8.25.
+        # The next decision comes a block later, and resampling delays the samples. What must be
+        # final by then is decided now: with a latency of 2 s and no delay, at 10 s everything
+        # before 8.25 s.
         ahead_seconds = BLOCK_SECONDS + self._delay
         self._decide(self._now + ahead_seconds - self._latency)
 
     def _add_regions(self, changed: Sequence[LiveRegion]) -> None:
-        """Find speakers in regions that began, went on or ended."""
+        """Find speakers in regions that began, grew or ended."""
         for region in changed:
             new_windows = self._new_windows(region)
             windows, units = self._embed(new_windows)

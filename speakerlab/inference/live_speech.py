@@ -41,7 +41,7 @@ class LiveSpeech:
         self._is_other_sound = False
 
     def push(self, wave_S: np.ndarray) -> list[LiveRegion]:
-        """Hear a block; return the regions that began or went on in it, in order of time.
+        """Hear a block; return the regions that began or grew in it, in order of time.
 
         The last one may be open; then it is returned again, longer or closed.
         """

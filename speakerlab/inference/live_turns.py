@@ -15,7 +15,7 @@ class GrowingTurns:
     """Turns made of segments that come in order of time."""
 
     def __init__(self) -> None:
-        self.complete: list[Segment] = []  # in the order of their ends
+        self.complete: list[Segment] = []  # in the order in which they were completed
         # Name of a speaker -> the turn that has not ended yet.
         self._open_turn_of: dict[str, Segment] = {}
 

@@ -56,9 +56,10 @@ class RecordingEmbedder:
     """Embeds recordings with a model: whole, in groups, in windows and frame by frame.
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
-    sample rate, or a function that returns one of these; see `read_wave`. `sample_rate` is the
-    rate of arrays, by default the model's. `channels` is the number of the channel to use, from 1,
-    or "mix", their mean; None: the first one, with a warning if another one has other sound.
+    sample rate, or a function that returns one of these; see `read_wave`. The argument
+    `sample_rate` is the rate of arrays, by default the model's. `channels` is the number of the
+    channel to use, from 1, or "mix", their mean; None: the first one, with a warning if another one
+    has other sound.
     """
 
     def __init__(self, runtime: "TorchModel | OnnxModel") -> None:

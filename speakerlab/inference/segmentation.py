@@ -7,10 +7,10 @@ Letters: S samples, W windows, F frames of a window, C classes.
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ WINDOW_FRAMES = 589  # output frames in a window
 # 2.5 s. A step of 5 s has 0.1 to 0.9 points more DER in AMI; 1.25 s is no better.
 STEP_FRAMES = 148
 MAX_THREADS = 8  # more would wait for the GIL
+STARTING_POOL = Lock()
 
 
 class Runtime(Protocol):
@@ -105,10 +106,10 @@ class Segmentation:
     def probabilities(self, windows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield the probability of each class in each frame (F, C) of windows, in their order.
 
-        windows: int16; zeros fill up what is shorter. As many are computed at a time as there are
-        cores, each with one thread: the network has thousands of small steps in sequence, and
-        threads that share a step wait for each other after each of them. If another program uses
-        the cores, they wait for its time slices, too, and take 20 times as long.
+        windows: int16; shorter ones are filled up with zeros. On a CPU, up to MAX_THREADS windows
+        are computed at the same time, each with one thread; on a GPU, one. The network has
+        thousands of small steps in sequence: threads that shared a step would wait for each other
+        after each one, and 20 times as long if another program uses the cores.
         """
         with self._runtime.threads() as threads:
             yield from threads.map(self._probabilities_of, windows)
@@ -149,18 +150,27 @@ class TorchRuntime:
     def threads(self) -> Iterator[Executor]:
         import torch
 
-        num_threads = torch.get_num_threads()
-        num_windows = min(num_threads, available_cpus(), MAX_THREADS)
-        if self.device.type != "cpu":
-            num_windows = 1
-        one_thread = partial(torch.set_num_threads, 1)
-        try:
-            with ThreadPoolExecutor(num_windows, initializer=one_thread) as pool:
-                yield pool
-        finally:
-            # This Python thread has kept its number. But those that start later take the number
-            # that was set last.
+        # torch has a number of threads for each Python thread. One that starts takes the number
+        # that was set last by any, so that number is restored as soon as the pool has started.
+        with STARTING_POOL:
+            num_threads = torch.get_num_threads()
+            num_windows = min(num_threads, available_cpus(), MAX_THREADS)
+            if self.device.type != "cpu":
+                num_windows = 1
+            have_started = Barrier(num_windows)
+
+            def start() -> None:
+                torch.get_num_threads()  # takes the number; else the first step would
+                torch.set_num_threads(1)
+                have_started.wait()
+
+            pool = ThreadPoolExecutor(num_windows)
+            # Each task waits for all others, so each is on a thread of its own.
+            starts = [pool.submit(start) for _ in range(num_windows)]
+            wait(starts)
             torch.set_num_threads(num_threads)
+        with pool:
+            yield pool
 
     def log_prob(self, window_S: np.ndarray) -> np.ndarray:
         import torch
@@ -180,7 +190,8 @@ class OnnxRuntime:
                 f"{path}: is no file; give a segmentation model in ONNX, or the folder of"
                 " one"
             )
-        self._session = open_session(path, num_threads=1)  # of each window
+        # Windows are computed at the same time, so each has one thread.
+        self._session = open_session(path, num_threads=1)
         self.sha256 = file_sha256(path)
         inputs = self._session.get_inputs()
         outputs = self._session.get_outputs()

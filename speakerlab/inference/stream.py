@@ -117,7 +117,7 @@ class Stream:
     def diarization(self) -> Diarization:
         """Return all turns and the speakers; ValueError before `finish`."""
         if self._diarization is None:
-            raise ValueError("stream: goes on; call finish first")
+            raise ValueError("stream: has not finished; call finish first")
         return self._diarization
 
     def push(self, audio: Any) -> list[Segment]:

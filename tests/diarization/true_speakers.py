@@ -5,8 +5,8 @@
 DIR: `wav/NAME.*` and `ref.rttm`, as simulate.py writes them. Prints the DER of `diarize` with the
 number of speakers given, and the DER where the truth decides which speaker each local speaker of
 the segmentation model is. No embedding and no clustering can be expected to do much better than
-the latter: what it gets wrong, the segmentation model has missed, invented or mixed. No collar,
-overlap scored.
+the latter. The errors that remain are speech that the segmentation model missed, invented or mixed.
+No collar, overlap scored.
 Letters: M local speakers of all windows, T frames of the recording, K true speakers, N windows
 with an embedding, D dimensions, L local speakers of a window.
 """

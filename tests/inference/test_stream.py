@@ -465,7 +465,7 @@ def test_what_a_stream_refuses(model):
 def test_what_push_refuses(model):
     for latency in (2.0, math.inf):
         stream = model.stream(latency=latency)
-        with refuses("stream", "goes on"):
+        with refuses("stream", "has not finished"):
             stream.diarization  # noqa: B018
         with refuses("stream", "holds no audio"):
             stream.finish()
