@@ -21,13 +21,24 @@ DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *GUIDES]
 MIGRATING = ROOT / "docs/migrating.md"
 
 
+BLOCK = re.compile(
+    r"^```[^\n]*\n(.*?)^```"  # between fences
+    r"|^((?:    \S[^\n]*\n)+)",  # indented by four blanks
+    re.MULTILINE | re.DOTALL,
+)
+COMMENT = re.compile(r"(^|\s)#\s.*")
+SPAN = re.compile(r"`([^`]+)`")
+
+
 def code_of(text: str) -> Iterator[str]:
     """Yield code without comments: lines of blocks, and spans."""
-    block = r"^```[^\n]*\n(.*?)^```|^((?:    \S[^\n]*\n)+)"
-    for match in re.finditer(block, text, re.M | re.S):
-        lines = (match[1] or match[2]).replace("\\\n", " ").splitlines()
-        yield from (re.sub(r"(^|\s)#\s.*", "", line) for line in lines)
-    yield from re.findall(r"`([^`]+)`", re.sub(block, "", text, flags=re.M | re.S))
+    for match in BLOCK.finditer(text):
+        block = match[1] or match[2]
+        one_line_each = block.replace("\\\n", " ")
+        for line in one_line_each.splitlines():
+            yield COMMENT.sub("", line)
+    without_blocks = BLOCK.sub("", text)
+    yield from SPAN.findall(without_blocks)
 
 
 def options_in(code: str) -> list[str]:

@@ -54,9 +54,10 @@ def local_speakers(
     return LocalSpeakers(prob_WFC, start_W)
 
 
-def windows_of(turns, seconds, num_speakers=3):
+def windows_of(turns, seconds, num_speakers=3, regions=None):
     """Regions, windows, and share_NK: how much of each window each speaker speaks."""
-    regions = [(0.0, seconds)]
+    if regions is None:
+        regions = [(0.0, seconds)]
     windows = cut_windows(regions)
     share_NK = np.zeros((len(windows), num_speakers))
     for row, (low, high) in zip(share_NK, windows):

@@ -23,6 +23,7 @@ from speakerlab.diarization.clustering import unit_rows
 from speakerlab.diarization.local_speakers import (
     FIRST_SECONDS,
     FRAME_SECONDS,
+    OVERLAP_WEIGHT,
     SPEAKERS_CL,
     LocalSpeakers,
     Tracks,
@@ -40,29 +41,42 @@ from speakerlab.inference.speech_windows import (
 
 
 def find_true_speakers(speech: SpeechWindows, reference: Sequence[Turn]) -> list[Turn]:
-    """Return the turns of a recording whose local speakers are matched by the true turns."""
+    """Return the turns of a recording whose local speakers are matched by the true turns.
+
+    Speakers are "speaker1", ...; a true speaker whom no local speaker matches is left out.
+    """
     local = speech.local
     assert local is not None  # a segmentation model was used
-    names = sorted({turn.speaker for turn in reference})
+    if not speech.windows or not reference:
+        return []
     tracks = find_tracks(local, speech.windows, speech.emb_ND)
-    true_TK = _frames_of(reference, names, local)
-    speaker_M = _match_by_time(tracks, local, true_TK)
+    true_M = _match_by_time(tracks, local, _frames_of(reference, local))
+    # Numbers without gaps.
+    matched_speakers, speaker_M = np.unique(true_M, return_inverse=True)
+    num_speakers = len(matched_speakers)
 
-    # As in `diarize`, embeddings decide together with the segmentation model: the centre of a
-    # speaker is the mean of its local speakers, by how long each is heard alone.
-    centre_KD = np.zeros((len(names), speech.emb_ND.shape[1]))
-    weighted_MD = tracks.alone_M[:, None] * tracks.unit_MD
-    np.add.at(centre_KD, speaker_M, weighted_MD)
+    activity = find_activity(local, tracks, speaker_M, num_speakers)
+    # As in `diarize`, embeddings decide together with the segmentation model.
+    centre_KD = _centres(tracks, speaker_M, num_speakers)
     cosine_NK = unit_rows(speech.emb_ND) @ unit_rows(centre_KD).T
-    activity = find_activity(local, tracks, speaker_M, num_speakers=len(names))
     segments = find_segments(speech.regions, speech.windows, cosine_NK, activity)
     return [Turn(segment.start, segment.end, segment.speaker) for segment in segments]
 
 
-def _frames_of(
-    reference: Sequence[Turn], names: Sequence[str], local: LocalSpeakers
-) -> np.ndarray:
+def _centres(tracks: Tracks, speaker_M: np.ndarray, num_speakers: int) -> np.ndarray:
+    """Return the sum of the tracks of each speaker, weighted by how clearly each is heard."""
+    weight_M = tracks.alone_M + OVERLAP_WEIGHT * tracks.spoken_M
+    centre_KD = np.zeros((num_speakers, tracks.unit_MD.shape[1]))
+    for speaker in range(num_speakers):
+        is_of_speaker_M = speaker_M == speaker
+        weights = weight_M[is_of_speaker_M]
+        centre_KD[speaker] = weights @ tracks.unit_MD[is_of_speaker_M]
+    return centre_KD
+
+
+def _frames_of(reference: Sequence[Turn], local: LocalSpeakers) -> np.ndarray:
     """Return 1 in each frame in which a speaker truly speaks, and else 0, (T, K)."""
+    names = sorted({turn.speaker for turn in reference})
     num_frames = local.windows()[-1].stop
     true_TK = np.zeros((num_frames, len(names)))
     for turn in reference:
@@ -91,11 +105,12 @@ def _match_by_time(
 
 
 def describe(errors: Errors) -> str:
-    """Return the DER and its parts, in % of the scored time."""
+    """Return the DER and its parts, in % of the true speech."""
+    der = errors.der
+    assert der is not None  # there is true speech
     percent = 100 / errors.scored
     return (
-        f"DER {percent * (errors.missed + errors.false_alarm + errors.confusion):.1f} %:"
-        f" missed {percent * errors.missed:.1f},"
+        f"DER {100 * der:.1f} %: missed {percent * errors.missed:.1f},"
         f" false alarm {percent * errors.false_alarm:.1f},"
         f" confusion {percent * errors.confusion:.1f}"
     )
@@ -116,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     clustered: dict[str, list[Turn]] = {}
     matched: dict[str, list[Turn]] = {}
     for wav in sorted((args.folder / "wav").iterdir()):
+        if wav.stem not in reference:
+            raise SystemExit(f"{wav}: has no turns in ref.rttm")
         turns = reference[wav.stem]
         num_speakers = len({turn.speaker for turn in turns})
         diarization = model.diarize(
