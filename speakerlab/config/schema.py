@@ -567,9 +567,9 @@ class Config(Section):
             )
 
     def _check_initial_share(self) -> None:
-        """Raise ValueError if the weights of --init do not fit those that are published."""
-        has_same_network = self.task in ("verification", "segmentation")
-        if self.training.initial_share and not has_same_network:
+        """Raise ValueError for `training.initial_share` with a task that it does not fit."""
+        can_be_averaged = self.task in ("verification", "segmentation")
+        if self.training.initial_share and not can_be_averaged:
             raise ValueError(
                 "training.initial_share: the weights of --init fit only tasks whose network"
                 " is used without a head or a teacher; set it to 0"

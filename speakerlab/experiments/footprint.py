@@ -57,7 +57,7 @@ class Footprint:
     head_crop: float
     saved_once: float  # for any number of crops, without the parameters
     weights: int
-    trained: int  # of the weights, those that learn
+    trained: int  # the part of the weights that learns
     momentum: int  # all state of the optimizer
 
     @property

@@ -89,7 +89,7 @@ class LiveDiarization:
 
         latency: seconds of later audio with which a time is final at the latest.
         delay: seconds by which resampling delays the samples.
-        threshold: of `OnlineSpeakers`; None: that of the model.
+        threshold: cosine from which a window belongs to a speaker; None: `model.tuning` has it.
         known: name speakers after the enrolled ones, at the false-alarm rate `far`.
         """
         self._model = model
