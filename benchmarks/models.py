@@ -225,14 +225,14 @@ class Ours(Side):
     def build(self, model: str, number: int) -> nn.Module:
         from speakerlab.config.build import build_task
         from speakerlab.config.schema import load_config
-        from speakerlab.core import process
+        from speakerlab.core import system
         from speakerlab.training.precision import (
             apply_backend_settings,
             resolve_precision,
         )
 
         if self.device == "cpu":
-            process.keep_freed_memory()
+            system.keep_freed_memory()
         self.case = CASES[model][number] if number >= 0 else None
         args = self.case.ours.items() if self.case else ()
         overrides = [

@@ -14,7 +14,7 @@ from speakerlab.checkpoints.provenance import commit
 from speakerlab.core.distribution import refuse_other
 from speakerlab.core.encoding import use_utf8
 from speakerlab.core.faults import nearest
-from speakerlab.core.process import IS_LINUX, LINUX_ONLY, limit_spinning
+from speakerlab.core.system import IS_LINUX, LINUX_ONLY, limit_spinning
 
 # Command -> its line in `speakerlab --help`. The module is bin/<command>.py, see `module_of`.
 COMMANDS = {

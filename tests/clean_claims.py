@@ -31,7 +31,7 @@ from scipy.stats import norm
 
 import speakerlab
 from speakerlab.bin.clean import check_data
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments import cleaning
 

@@ -28,7 +28,7 @@ import speakerlab
 from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder
 from speakerlab.config.schema import load_config
-from speakerlab.core.process import return_freed_memory
+from speakerlab.core.system import return_freed_memory
 from speakerlab.inference.export import export_onnx
 
 CAMPPLUS = Path(__file__).parents[1] / "conf" / "campplus.yaml"

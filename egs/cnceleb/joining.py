@@ -13,7 +13,7 @@ import numpy as np
 
 from egs.common.corpus.archives import progress_bar
 from speakerlab.core.atomic import replacing
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 from speakerlab.data import audio
 
 TOLERANCE_SECONDS = (

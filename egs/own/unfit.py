@@ -15,7 +15,7 @@ import numpy as np
 
 from egs.common.corpus.archives import progress_bar
 from egs.common.corpus.convert_audio import FILES_PER_TASK, MIN_FILES_FOR_POOL
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 from speakerlab.data import audio, levels
 from speakerlab.data.convert import differ_from
 from speakerlab.data.tables import one_line

@@ -23,7 +23,7 @@ import torch
 from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config
-from speakerlab.core import process
+from speakerlab.core import process, system
 from speakerlab.core.counting import count_of
 from speakerlab.core.locks import try_lock
 from speakerlab.data import workers
@@ -158,7 +158,7 @@ def fits(torchaudio: tuple[int, int], torch_release: tuple[int, int]) -> bool:
 
 def processors(plan: Plan) -> Iterator[Line]:
     """Compare CPUs and memory with the needs of the processes and OpenMP threads."""
-    cpus = process.available_cpus()
+    cpus = system.available_cpus()
     ranks = plan.ranks
     # Two processes per CPU are normal: workers wait for the disk, ranks for the GPU.
     num_processes = ranks * (1 + plan.workers)
@@ -367,8 +367,8 @@ def check_devices(plan: Plan) -> Iterator[Line]:
     runtime = plan.config.runtime
     check_format(runtime.device, runtime.precision)
     count_gpus(runtime.device, num_ranks=plan.ranks)
-    if not process.IS_LINUX:
-        yield Line("warn", f"training: {process.LINUX_ONLY}")
+    if not system.IS_LINUX:
+        yield Line("warn", f"training: {system.LINUX_ONLY}")
         return
     if count == 1:
         yield Line("ok", "NCCL: one GPU, nothing to connect")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speakerlab.bin.command import parser
-from speakerlab.core.process import limit_spinning
+from speakerlab.core.system import limit_spinning
 
 if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
     import torch
@@ -112,13 +112,13 @@ def headline(device: "torch.device") -> str:
     """Return the versions, device and threads of the measurements."""
     import torch
 
-    from speakerlab.core import process
+    from speakerlab.core import system
 
     name = str(device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    cpus = process.available_cpus()
+    cpus = system.available_cpus()
     return f"torch {torch.__version__}, {name}, {threads} threads, {cpus} CPUs"
 
 

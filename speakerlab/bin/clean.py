@@ -15,7 +15,7 @@ from speakerlab.checkpoints.model_files import find_model, read_card, read_setti
 from speakerlab.core import done
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.counting import count_of
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data.manifest import Manifest, read_manifest
 from speakerlab.data.tables import (
     ENROLL_MAP,

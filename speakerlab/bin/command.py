@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from speakerlab.core import distribution, process
+from speakerlab.core import ctrl_c, distribution, process, system
 from speakerlab.core.faults import nearest
 from speakerlab.core.registry import use_plugins
 
@@ -200,7 +200,7 @@ class Parser(argparse.ArgumentParser):
             "--sample-rate HZ", "sample rate of every file", least=1, default=16000
         )
         workers = "processes that read audio (default: one for each CPU)"
-        num_cpus = process.available_cpus()
+        num_cpus = system.available_cpus()
         self.add("--num-workers N", workers, least=0, default=num_cpus)
 
     def add_model_options(self) -> None:
@@ -506,11 +506,11 @@ def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoRe
     )
     prepare_output()
     process.die_with_launcher()
-    process.name_user()
+    system.name_user()
     code = 0
     try:
         # The launcher holds Ctrl-C back while a rank starts.
-        process.let_ctrl_c_through()
+        ctrl_c.let_ctrl_c_through()
         main(arguments)
         # Here, so that an error of the output is reported like any other.
         sys.stdout.flush()

@@ -59,10 +59,10 @@ def _fusion(args: Namespace) -> tuple[Trials, LlrOf]:
 
     It learns from development scores if there are any, else by cross-validation.
     """
-    trials = read_trials(args.trials)
-    scores_NF = _columns(args.scores, trials)
     names = [path.name for path in args.scores]
     if args.dev_trials:
+        trials = read_trials(args.trials)
+        scores_NF = _columns(args.scores, trials)
         dev_trials = read_trials(args.dev_trials)
         dev_MF = _columns(args.dev_scores, dev_trials)
 
@@ -79,11 +79,14 @@ def _fusion(args: Namespace) -> tuple[Trials, LlrOf]:
 
     # By default the speakers of the list's data directory.
     if args.speakers is None:
-        speakers = read_trial_list(args.trials).speakers
+        listed = read_trial_list(args.trials)
+        trials, speakers = listed.trials, listed.speakers
     else:
+        trials = read_trials(args.trials)
         speaker_of = read_table(args.speakers, columns=COLUMNS["utt2spk"])
         trials.check_known(speaker_of, where=str(args.speakers))
         speakers = trials.speakers(speaker_of)
+    scores_NF = _columns(args.scores, trials)
 
     def learn_by_cross_validation(columns: slice) -> np.ndarray:
         return cross_validated(

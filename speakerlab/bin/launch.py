@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from speakerlab.core import process
+from speakerlab.core import ctrl_c, process, system
 
 RESUME = "run the same command again to resume from the last checkpoint"
 # On these signals, a training saves a checkpoint and exits. Slurm sends SIGUSR1.
@@ -100,7 +100,7 @@ class Ranks(SubprocessContext):
             if signal.getsignal(number) == signal.SIG_IGN:
                 ignored.append(number)
         # A command lets Ctrl-C through when it can end in one line (`command.run`).
-        held = process.hold_ctrl_c() if Ranks.are_commands else nullcontext()
+        held = ctrl_c.hold_ctrl_c() if Ranks.are_commands else nullcontext()
         # torchrun sets its signal handlers here; replace them.
         with held:
             super().start()
@@ -189,7 +189,7 @@ def run_ranks(
     process.run_own_package()
     # Otherwise each rank starts one thread per CPU, and the ranks slow each other down.
     if num_ranks > 1:
-        num_cpus = process.available_cpus()
+        num_cpus = system.available_cpus()
         share = max(1, num_cpus // num_ranks)
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
     arguments = [*options, "-m", "speakerlab", *command]
@@ -271,7 +271,7 @@ def _run_torchrun(arguments: Sequence[str]) -> End:
     multiprocessing.SubprocessContext = Ranks
     Ranks.have_started = False
     # Ctrl-C may kill this process until the ranks start: there is nothing to save.
-    process.die_of_ctrl_c()
+    ctrl_c.die_of_ctrl_c()
     try:
         run.main(arguments)
     except ChildFailedError as error:

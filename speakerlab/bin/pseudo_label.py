@@ -14,7 +14,7 @@ from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import read_settings
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.counting import count_of
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data.columns import copy_rate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import relabel_data_dir

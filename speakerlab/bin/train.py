@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import find_model, weights_in
-from speakerlab.core import process
+from speakerlab.core import ctrl_c, process
 from speakerlab.training.group import Group, find_group
 
 if TYPE_CHECKING:  # it imports torch, which is slow: only for valid options
@@ -41,7 +41,7 @@ SECOND_MEMORY_REMEDY = (
 def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
     # There is nothing to save until the training begins.
-    process.leave_on_ctrl_c()
+    ctrl_c.leave_on_ctrl_c()
     group = find_group(os.environ)
     check_group(args, group)
     is_first = group is None or group.rank == 0

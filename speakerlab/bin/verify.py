@@ -29,7 +29,7 @@ from speakerlab.inference.recording_embedder import Result
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.speech import warn_of_little_speech
 from speakerlab.scoring.pair_scores import dot_scores, unit_rows
-from speakerlab.scoring.trials import Trials, read_trials
+from speakerlab.scoring.trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -325,17 +325,13 @@ def result_text(result: Verification, args: Namespace) -> str:
 
 
 def read_pairs(path: Path) -> Trials:
-    """Read a trial list, or a list of pairs without labels, whose labels are set to False."""
+    """Read the pairs of a list, with labels or without; all labels are set to False."""
     faults = Faults()
-    # The first line determines the format, as in `read_trials`.
-    lines = read_pair_lines(path, faults)
-    if lines is None:
-        return read_trials(path)
     # Name -> number, in order of appearance on either side.
     index_of: dict[str, int] = {}
     enrol: list[int] = []
     test: list[int] = []
-    for _, enrol_id, test_id in lines:
+    for _, enrol_id, test_id in read_pair_lines(path, faults):
         enrol.append(index_of.setdefault(enrol_id, len(index_of)))
         test.append(index_of.setdefault(test_id, len(index_of)))
     faults.raise_if_any(f"{path}: refused, no pair was compared")

@@ -1,4 +1,4 @@
-"""CPUs and memory of a process, exit codes, and ending together with its parent."""
+"""Exit codes and signals of a process; ending together with its parent, and starting again."""
 
 import ctypes
 import multiprocessing
@@ -6,17 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:  # its import takes milliseconds, and few commands need it
-    from concurrent.futures import Future
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from speakerlab.core.system import IS_LINUX
 
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # id of the process that started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -24,7 +19,6 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 RESTARTS_VARIABLE = "SPEAKERLAB_RESTARTS"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PF_FORKNOEXEC = 0x40  # linux/sched.h
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 # Exit codes of commands and run.sh, explained in docs/troubleshooting.md.
 EXIT_INPUT = 1  # wrong input: one line for each error was printed
@@ -39,13 +33,6 @@ EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and ex
 EXIT_UNREAD = EXIT_SIGNAL + 13  # SIGPIPE: nobody reads the output, as after `| head`
 
 MEMORY_NOTE = "out_of_memory"
-
-# Trainings need fork, the signals of schedulers and the kernel's shared memory.
-IS_LINUX = sys.platform == "linux"
-LINUX_ONLY = "runs on Linux only (on Windows: in WSL 2)"
-# How workers start. A fork inherits the model and the data, but libraries of macOS do not survive
-# one, and Windows has none.
-START_METHOD = "fork" if IS_LINUX else "spawn"
 
 
 def existing_signals(*names: str) -> tuple[signal.Signals, ...]:
@@ -67,96 +54,6 @@ def was_forked() -> bool:
     _, _, behind_name = text.rpartition(")")
     flags = int(behind_name.split()[6])
     return bool(flags & PF_FORKNOEXEC)
-
-
-def limit_spinning() -> None:
-    """Have waiting OpenMP threads spin briefly only; their library reads this when it is loaded.
-
-    By default they slow training tenfold while other processes use the cores.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
-
-def available_cpus(root: Path = Path("/")) -> int:
-    """Return the number of CPUs that this process may use, at most its cgroup's quota.
-
-    A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
-    of each period. `root` is where `proc` and `sys` lie.
-    """
-    num_allowed = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # on Linux
-        num_allowed = len(os.sched_getaffinity(0))
-    quotas = list(_cpu_quotas(root))
-    limit = min([num_allowed, *quotas])
-    return max(1, int(limit))
-
-
-def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Yield the limits on CPUs of the cgroups (version 2) around this process."""
-    try:
-        cgroups = (root / "proc/self/cgroup").read_text()
-    except OSError:  # not Linux
-        return
-    _, _, path_of_cgroup = cgroups.rpartition("0::/")
-    inside = Path(path_of_cgroup.strip())
-    # In a container, its own cgroup is at the root of the mount, not at its path outside.
-    for folder in (inside, *inside.parents):
-        cpu_max = root / "sys/fs/cgroup" / folder / "cpu.max"
-        try:
-            quota, period = cpu_max.read_text().split()  # microseconds
-            yield int(quota) / int(period)
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-
-
-def is_on_wsl(root: Path = Path("/")) -> bool:
-    """Return whether this is Linux on Windows (WSL); `root` is where `proc` and `dev` lie."""
-    # The device of its GPUs, also in containers and with a kernel of the user's own.
-    if (root / "dev/dxg").exists():
-        return True
-    try:
-        release = (root / "proc/sys/kernel/osrelease").read_text()
-    except OSError:  # not Linux
-        return False
-    return "microsoft" in release.lower()
-
-
-def keep_freed_memory() -> None:
-    """Keep freed memory in this process, because each step reuses it.
-
-    glibc returns large blocks to the kernel at once, which then clears every page at each step:
-    up to a third of a training step's time on a CPU. Without glibc, nothing changes.
-    """
-    if not IS_LINUX:
-        return
-    glibc = ctypes.CDLL(None)
-    if hasattr(glibc, "mallopt"):
-        glibc.mallopt(M_MMAP_MAX, 0)  # no separate block for a large request
-        glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def return_freed_memory() -> None:
-    """Return the free memory between the blocks in use to the kernel; without glibc, nothing."""
-    if not IS_LINUX:
-        return
-    glibc = ctypes.CDLL(None)
-    if hasattr(glibc, "malloc_trim"):
-        glibc.malloc_trim(0)
-
-
-def name_user() -> None:
-    """Set USER and HOME, which torch reads, if the user is not in /etc/passwd (some containers)."""
-    try:
-        import pwd
-    except ModuleNotFoundError:  # on Windows, where the user always has a name
-        return
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        user_id = str(os.getuid())
-        os.environ.setdefault("USER", user_id)
-        os.environ.setdefault("HOME", "/")
 
 
 def die_with_parent() -> None:
@@ -192,98 +89,11 @@ def die_with_launcher() -> None:
         leave(EXIT_INPUT)
 
 
-def leave_on_ctrl_c() -> None:
-    """Let Ctrl-C exit with one line and without an exception, unless it is ignored.
-
-    An exception that is raised while torch is imported can abort the process in C++ code.
-    """
-
-    def stop(number: int, _frame: object) -> None:
-        # Not through sys.stderr, which this may have interrupted.
-        os.write(2, b"stopped by Ctrl-C\n")
-        os._exit(EXIT_SIGNAL + number)
-
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, stop)
-
-
-def die_of_ctrl_c() -> Any:
-    """Let SIGINT end this process at once unless it is ignored; return the previous handler.
-
-    While a process waits for others in C++ code, Python's own handler does not run.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if handler != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return handler
-
-
-@contextmanager
-def hold_ctrl_c() -> Iterator[None]:
-    """Hold Ctrl-C back; processes that start within inherit this, and leave Ctrl-C to their parent.
-
-    In a terminal every process gets it, and each one that is starting would print a traceback.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def let_ctrl_c_through() -> None:
-    """End what a parent has held back with `hold_ctrl_c`."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-
 def leave_signals_to_parent() -> None:
     """Ignore signals in a forked child, because its parent needs it until the state is saved."""
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
-
-
-def map_in_processes(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    num_workers: int,
-    *,
-    chunk: int = 1,
-) -> Iterator[Result]:
-    """Yield function(item) in order: `chunk` items per task, or in this process below 2 workers."""
-    if num_workers < 2:
-        yield from map(function, items)
-        return
-    from concurrent.futures import ProcessPoolExecutor
-
-    pool = ProcessPoolExecutor(num_workers, initializer=die_with_parent)
-    remaining = iter(items)
-    # Not `pool.map`: it cancels its tasks, for which the executor prints a traceback after a kill.
-    tasks: list[Future[list[Result]]] = []
-    other_children = set(multiprocessing.active_children())
-    try:
-        with hold_ctrl_c():
-            part = list(islice(remaining, chunk))
-            while part:
-                tasks.append(pool.submit(_apply, function, part))
-                part = list(islice(remaining, chunk))
-        for task in tasks:
-            yield from task.result()
-    except BaseException:
-        # Ctrl-C, or an error: end at once, not after all items.
-        for worker in set(multiprocessing.active_children()) - other_children:
-            worker.kill()
-        raise
-    finally:
-        pool.shutdown()
-
-
-def _apply(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    return [function(item) for item in items]
 
 
 def run_own_package() -> None:

@@ -83,60 +83,25 @@ def read_trial_lines(path: Path, faults: Faults) -> Iterator[TrialLine]:
     Raises ValueError with file and line if the first line is no trial, or for a blank line between
     trials.
     """
-    first_blank = 0
+    # The list is opened once, because it may be a pipe.
     with open_text(path, newline="") as stream:
-        rows, row_format, num_before = _read_rows(stream, path)
-        for number, row in enumerate(rows, num_before + 1):
-            # Blank lines are allowed at the end of the file only.
-            if not row:
-                first_blank = first_blank or number
-                continue
-            if first_blank:
-                problem = "blank line between trials; remove the line"
-                raise ValueError(f"{path}:{first_blank}: {problem}")
-            if isinstance(row, str):
-                faults.add("unreadable lines", f"{path}:{number}: {row}")
-                continue
-            label = ""
-            if len(row) == 3:
-                label = row[row_format.label_column].lower()
-            if label not in row_format.labels:
-                faults.add(
-                    "unreadable lines",
-                    f"{path}:{number}: {' '.join(row)!r} is not of the format"
-                    f" '{row_format.name}' of the first line; use one format for all"
-                    " lines",
-                )
-                continue
-            del row[row_format.label_column]
-            enrol_id, test_id = row
-            yield number, enrol_id, test_id, TRUTH[label]
+        first = stream.readline()
+        yield from _trials(first, stream, path, faults, number=1)
 
 
-def read_pair_lines(path: Path, faults: Faults) -> Iterator[PairLine] | None:
-    """Return the pairs of a list without labels; None if the first line may be of a trial list.
+def read_pair_lines(path: Path, faults: Faults) -> Iterator[PairLine]:
+    """Yield the pairs of a list, with labels or without; lines of another format go to `faults`.
 
-    Lines that are no pair go to `faults`. Names in a table may have blanks. Raises ValueError if
-    the first line is neither, such as that of a table without a header.
+    Names in a table without labels may have blanks. Raises ValueError with file and line if the
+    first line is neither a pair nor a trial, and as `read_trial_lines` for a list with labels.
     """
     with open_text(path, newline="") as stream:
         number, first = _first_line(stream)
-        separator = _find_separator(first, PAIR_HEADERS)
-        is_trial_table = _find_separator(first, HEADERS) is not None
-    if separator is not None:
-        return _read_pairs(path, separator, faults)
-    num_fields = len(first.split())
-    is_labelled = num_fields == 3 and not first.startswith('"')
-    if not first or is_labelled or is_trial_table:
-        return None
-    # A table without a header, or paths with blanks.
-    if num_fields != 2 or "," in first or first.startswith('"'):
-        raise ValueError(
-            f"{path}:{number}: must be a pair 'a b' or a trial, got '{first.strip()}';"
-            " give names with commas or blanks in a table, in quotes, after the line"
-            " 'enrol,test' (with labels 'enrol,test,label')"
-        )
-    return _read_pairs(path, None, faults)
+        if _has_labels(first):
+            for trial in _trials(first, stream, path, faults, number=number):
+                yield trial[:3]
+        else:
+            yield from _pairs(first, stream, path, faults, number=number)
 
 
 def add_repeats(
@@ -180,12 +145,85 @@ def add_repeats(
     faults.add_first("duplicate trials", describe(), len(later_R))
 
 
-def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
+def _has_labels(first: str) -> bool:
+    """Return whether the first line of a list is that of a trial list."""
+    if _find_separator(first, HEADERS) is not None:
+        return True
+    # A name in quotes may have blanks.
+    return len(first.split()) == 3 and not first.startswith('"')
+
+
+def _trials(
+    first: str, lines: Iterable[str], path: Path, faults: Faults, *, number: int
+) -> Iterator[TrialLine]:
+    """Yield the trials of a list; number: of its first line."""
+    first_blank = 0
+    rows, row_format, num_before = _trial_rows(first, lines, path, number)
+    for row_number, row in enumerate(rows, number + num_before):
+        # Blank lines are allowed at the end of the file only.
+        if not row:
+            first_blank = first_blank or row_number
+            continue
+        if first_blank:
+            problem = "blank line between trials; remove the line"
+            raise ValueError(f"{path}:{first_blank}: {problem}")
+        if isinstance(row, str):
+            faults.add("unreadable lines", f"{path}:{row_number}: {row}")
+            continue
+        label = ""
+        if len(row) == 3:
+            label = row[row_format.label_column].lower()
+        if label not in row_format.labels:
+            faults.add(
+                "unreadable lines",
+                f"{path}:{row_number}: {' '.join(row)!r} is not of the format"
+                f" '{row_format.name}' of the first line; use one format for all lines",
+            )
+            continue
+        del row[row_format.label_column]
+        enrol_id, test_id = row
+        yield row_number, enrol_id, test_id, TRUTH[label]
+
+
+def _pairs(
+    first: str, lines: Iterable[str], path: Path, faults: Faults, *, number: int
+) -> Iterator[PairLine]:
+    """Yield the pairs of a list without labels; number: of its first line."""
+    separator = _find_separator(first, PAIR_HEADERS)
+    rows: Iterable[Row]
+    if separator is not None:
+        rows = _table_rows(first, lines, separator, PAIR_HEADERS)
+        number += 1
+    # A table without a header, or paths with blanks.
+    elif first and (len(first.split()) != 2 or "," in first or first.startswith('"')):
+        raise ValueError(
+            f"{path}:{number}: must be a pair 'a b' or a trial, got '{first.strip()}';"
+            " give names with commas or blanks in a table, in quotes, after the line"
+            " 'enrol,test' (with labels 'enrol,test,label')"
+        )
+    else:
+        rows = map(str.split, chain([first], lines))
+    for row_number, row in enumerate(rows, number):
+        if isinstance(row, str):
+            faults.add("unreadable lines", f"{path}:{row_number}: {row}")
+        elif row and (len(row) != 2 or not all(row)):
+            faults.add(
+                "unreadable lines",
+                f"{path}:{row_number}: must be a pair 'a b', got '{' '.join(row)}';"
+                " correct it",
+            )
+        elif row:
+            enrol_id, test_id = row
+            yield row_number, enrol_id, test_id
+
+
+def _trial_rows(
+    first: str, lines: Iterable[str], path: Path, number: int
+) -> tuple[Iterable[Row], Format, int]:
     """Return the fields of each line, their format, and the number of lines before them."""
-    first = stream.readline()
     separator = _find_separator(first, HEADERS)
     if separator is not None:
-        table_rows = _table_rows(first, stream, separator, HEADERS)
+        table_rows = _table_rows(first, lines, separator, HEADERS)
         return _label_rows(table_rows), TABLE, 1
 
     fields = first.split()
@@ -204,8 +242,8 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[Row], Format, int]:
         is_reordered = len(fields) == 3 and has_label
         if len(fields) > 2 and not is_reordered:
             fix += "; give paths with blanks an id without blanks, in a wav.scp"
-        raise ValueError(f"{path}:1: {' '.join(fields)!r} {problem}; {fix}")
-    rows = map(str.split, chain([first], stream))
+        raise ValueError(f"{path}:{number}: {' '.join(fields)!r} {problem}; {fix}")
+    rows = map(str.split, chain([first], lines))
     # For an empty file, any format is fine.
     row_format = matches[0] if matches else TABLE
     return rows, row_format, 0
@@ -289,27 +327,3 @@ def _label_rows(rows: Iterable[Row]) -> Iterator[Row]:
             yield f"label must be one of {', '.join(TRUTH)}, got '{label}'; correct it"
         else:
             yield row
-
-
-def _read_pairs(
-    path: Path, separator: str | None, faults: Faults
-) -> Iterator[PairLine]:
-    """Yield the pairs of a list; separator: of a table, None for ids between blanks."""
-    with open_text(path, newline="") as stream:
-        rows: Iterable[Row] = map(str.split, stream)
-        num_before = 0
-        if separator is not None:
-            num_before, header = _first_line(stream)
-            rows = _table_rows(header, stream, separator, PAIR_HEADERS)
-        for number, row in enumerate(rows, num_before + 1):
-            if isinstance(row, str):
-                faults.add("unreadable lines", f"{path}:{number}: {row}")
-            elif row and (len(row) != 2 or not all(row)):
-                faults.add(
-                    "unreadable lines",
-                    f"{path}:{number}: must be a pair 'a b', got '{' '.join(row)}';"
-                    " correct it",
-                )
-            elif row:
-                enrol_id, test_id = row
-                yield number, enrol_id, test_id

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 from speakerlab.core.reading import describe_case_twins, refuse_twins
 from speakerlab.core.trial_lines import LABELS, add_repeats, read_trial_lines
 from speakerlab.data import audio, levels, tables

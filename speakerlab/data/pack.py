@@ -22,7 +22,7 @@ from speakerlab.core.atomic import locked, replacing
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.counting import count_of
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 from speakerlab.data import audio, levels
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns

@@ -31,12 +31,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from speakerlab.core.atomic import NO_ROOM, file_sha256, replacing, write_json
+from speakerlab.core.ctrl_c import hold_ctrl_c
 from speakerlab.core.locks import wait_for_lock
-from speakerlab.core.process import (
-    die_with_parent,
-    hold_ctrl_c,
-    leave_signals_to_parent,
-)
+from speakerlab.core.process import die_with_parent, leave_signals_to_parent
 from speakerlab.core.reading import read_json
 from speakerlab.data.arrays import stable_hash
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from speakerlab.core import process
+from speakerlab.core import ctrl_c, process, system
 from speakerlab.core.batch import Batch
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ REMEDIES = {
 
 def auto_workers(local_ranks: int) -> int:
     """Return the number of workers per rank: its share of the CPUs, minus one for itself."""
-    cpus_per_rank = process.available_cpus() // local_ranks
+    cpus_per_rank = system.available_cpus() // local_ranks
     num_workers = min(cpus_per_rank - 1, MAX_WORKERS)
     return max(num_workers, 1)
 
@@ -137,7 +137,7 @@ def watched(
 
     Raises ValueError with one line if a worker has died, and the exceptions of a worker.
     """
-    with process.hold_ctrl_c():
+    with ctrl_c.hold_ctrl_c():
         batches = iter(loader)
     watch.workers = getattr(batches, "_workers", ())
     if threading.current_thread() is threading.main_thread():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from speakerlab.core import done
 from speakerlab.core.atomic import replacing
 from speakerlab.core.counting import count_of
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.banks import Recording

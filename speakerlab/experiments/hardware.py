@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from speakerlab.config.schema import Config
-from speakerlab.core import process
+from speakerlab.core import system
 from speakerlab.embedder import Embedder
 from speakerlab.models.segmenter import Segmenter
 from speakerlab.training.distributed import Ranks, start_ranks
@@ -31,7 +31,7 @@ def start_rank(config: Config) -> Ranks:
     ranks = start_ranks(timeout_minutes=runtime.timeout_minutes, device=runtime.device)
     # Every step of a training allocates the same memory again.
     if ranks.device.type == "cpu":
-        process.keep_freed_memory()
+        system.keep_freed_memory()
     return ranks
 
 

@@ -167,7 +167,8 @@ def read_systems(
     """
     systems: list[NamedSystem] = []
     for name, paths in named_paths(texts, short_names=short_names).items():
-        if all(path.is_file() for path in paths):
+        # A score file may be a pipe.
+        if not any(path.is_dir() for path in paths):
             _check_files(name, paths, num_lists)
             systems.append(NamedSystem(name, score_files=paths))
             continue

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from speakerlab.core.bars import progress_bar
-from speakerlab.core.process import START_METHOD
+from speakerlab.core.system import START_METHOD
 from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
 from speakerlab.data import levels
 from speakerlab.data.audio import FULL_SCALE

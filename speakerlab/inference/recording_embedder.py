@@ -18,7 +18,7 @@ import numpy as np
 
 from speakerlab.core.bars import progress_bar
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import return_freed_memory
+from speakerlab.core.system import return_freed_memory
 from speakerlab.core.windows import embed_in_windows, group_rows, window_bounds
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import (

@@ -19,7 +19,7 @@ from scipy.special import softmax
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import SEGMENTER, find_model
 from speakerlab.core.atomic import file_sha256
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.local_speakers import (

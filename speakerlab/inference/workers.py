@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakerlab.core import process
+from speakerlab.core import ctrl_c, process, system
 from speakerlab.core.bars import progress_bar
 from speakerlab.data.workers import auto_workers, start_worker
 from speakerlab.embedder import Embedder
@@ -35,7 +35,7 @@ from speakerlab.training.precision import (
 
 MAX_THREADS = 8  # of a process; more threads would wait for the GIL
 SECONDS_PER_UPDATE = 0.5
-CONTEXT = multiprocessing.get_context(process.START_METHOD)
+CONTEXT = multiprocessing.get_context(system.START_METHOD)
 
 
 def share_threads(nproc: int, wanted: int | str = "auto") -> int:
@@ -43,7 +43,7 @@ def share_threads(nproc: int, wanted: int | str = "auto") -> int:
 
     wanted: the model's runtime.num_threads; "auto" for as many threads as torch has.
     """
-    cpu_share = max(1, process.available_cpus() // nproc)
+    cpu_share = max(1, system.available_cpus() // nproc)
     wanted_threads = torch.get_num_threads()
     if isinstance(wanted, int):
         wanted_threads = wanted
@@ -71,7 +71,7 @@ def precision_here(precision: str) -> Precision:
     """
     if precision == "fp32":
         return resolve_precision(precision, "cpu")  # the same on any device
-    if torch.cuda.is_initialized() or not process.IS_LINUX:
+    if torch.cuda.is_initialized() or not system.IS_LINUX:
         cards = _cards()
     else:
         with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
@@ -105,10 +105,10 @@ def embed_chunks(
     """
     if not todo:
         return 0
-    if nproc > 1 and not process.IS_LINUX:
+    if nproc > 1 and not system.IS_LINUX:
         raise ValueError(
             f"--nproc: {nproc} processes, but extracting with more than one"
-            f" {process.LINUX_ONLY}; leave --nproc out"
+            f" {system.LINUX_ONLY}; leave --nproc out"
         )
     num_processes = min(nproc, len(todo))
     shares = [todo[index::num_processes] for index in range(num_processes)]
@@ -151,7 +151,7 @@ def _embed_in_processes(embed_share: EmbedShare, num_processes: int, bar: Any) -
         initargs=(parent, embed_share, num_embedded),
     )
     try:
-        with process.hold_ctrl_c():
+        with ctrl_c.hold_ctrl_c():
             running = {pool.submit(_run_share, index) for index in range(num_processes)}
         while running:
             ended, running = wait(

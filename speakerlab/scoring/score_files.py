@@ -51,7 +51,7 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     or another label than in the list.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():  # a file, or a pipe
         raise FileNotFoundError(f"{path}: no such score file; run `speakerlab score`")
     cell_L, score_L, label_L = _read_lines(path, trials)
     if not len(cell_L):

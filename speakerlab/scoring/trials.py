@@ -90,7 +90,7 @@ def read_trials(path: str | Path) -> Trials:
         raise ValueError(
             f"{path}: is a folder, not a trial list; give one of its lists"
         )
-    if not path.is_file():
+    if not path.exists():  # a file, or a pipe
         raise FileNotFoundError(f"{path}: no such trial list; correct the path")
     # Id -> number, in order of appearance.
     enrol_number = defaultdict[str, int](count().__next__)

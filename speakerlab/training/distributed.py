@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from speakerlab.core import process
+from speakerlab.core import ctrl_c
 from speakerlab.training.devices import count_gpus, is_bound_to_gpu
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ def _join(ranks: Ranks, *, timeout_minutes: float) -> None:
 
     # Joining blocks in C++ until all ranks are there, and would not notice Ctrl-C. There is nothing
     # to save yet, so until then Ctrl-C ends the process at once.
-    handler = process.die_of_ctrl_c()
+    handler = ctrl_c.die_of_ctrl_c()
     try:
         dist.init_process_group(
             backends,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from speakerlab.core import process
+from speakerlab.core import system
 
 # NVIDIA's capability of Ampere, the first generation that computes in bf16.
 NATIVE_BF16 = (8, 0)
@@ -147,7 +147,7 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     # pieces. On WSL, the first allocation fails with them
     # (github.com/pytorch/pytorch/issues/192330).
     is_configured = any(name in os.environ for name in ALLOCATOR_VARIABLES)
-    if not is_configured and not process.is_on_wsl():
+    if not is_configured and not system.is_on_wsl():
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     # cuBLAS is deterministic only with a workspace of fixed size; torch raises without it.
     if deterministic:

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from named_pipes import piped
 from refusals import refuses
 
 from speakerlab.bin.fuse import main
@@ -95,6 +96,19 @@ def test_speakers_may_lie_elsewhere(tmp_path, capsys):
     speakers.write_text("s00-0 s00\n")
     with refuses(str(speakers), "s00-1"):
         fuse(folder, "--speakers", speakers)
+
+
+def test_trials_scores_and_speakers_may_be_pipes(tmp_path, capsys):
+    folder = tmp_path / "test"
+    write_list(folder, seed=0)
+    fuse(folder)
+    from_files = (folder / "fused").read_text()
+    names = ("trials", "a", "b", "utt2spk")
+    with piped(tmp_path, *[folder / name for name in names]) as pipes:
+        trials, a, b, speakers = [str(pipe) for pipe in pipes]
+        scores = ["--scores", a, b, "--out", str(folder / "fused")]
+        main(["--trials", trials, "--speakers", speakers, *scores])
+    assert (folder / "fused").read_text() == from_files
 
 
 @pytest.mark.parametrize(

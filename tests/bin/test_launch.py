@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from speakerlab.bin import launch
-from speakerlab.core import process
+from speakerlab.core import system
 
 RANKS = """
 import os, signal, sys, time
@@ -169,7 +169,7 @@ def asked(monkeypatch):
 
 
 def test_ranks_of_one_host_need_no_name_of_it(asked, monkeypatch):
-    monkeypatch.setattr(process, "available_cpus", lambda: 9)
+    monkeypatch.setattr(system, "available_cpus", lambda: 9)
     launch.run_ranks(["train"], num_ranks=2)
     (command,) = asked
     assert command[:2] == ["--local-addr", "127.0.0.1"]

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from speakerlab.bin import launch, train
-from speakerlab.core import process
+from speakerlab.core import ctrl_c, process
 from speakerlab.experiments import other_ranks
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.group import Group
@@ -158,7 +158,7 @@ def test_a_crash_is_a_loss_and_ends_with_code_1(monkeypatch):
         raise ChildFailedError("train", {1: failure})
 
     monkeypatch.setattr(launch.run, "main", fail)
-    monkeypatch.setattr(process, "die_of_ctrl_c", lambda: None)
+    monkeypatch.setattr(ctrl_c, "die_of_ctrl_c", lambda: None)
     monkeypatch.setattr(launch.Ranks, "are_commands", True)
     monkeypatch.setattr(launch.Ranks, "first", {1: code})
     end = launch.run_torchrun([])
@@ -173,7 +173,7 @@ def test_hosts_that_never_met_are_not_lost(monkeypatch):
         raise RendezvousClosedError
 
     monkeypatch.setattr(launch.run, "main", refuse)
-    monkeypatch.setattr(process, "die_of_ctrl_c", lambda: None)
+    monkeypatch.setattr(ctrl_c, "die_of_ctrl_c", lambda: None)
     end = launch.run_torchrun([])
     assert end.code == process.EXIT_LOST
     assert not end.lost

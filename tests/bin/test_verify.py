@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
+from named_pipes import piped
 from refusals import refused, refuses
 from voices import RATE, make_noise, make_wave
 
@@ -392,6 +393,24 @@ def test_bad_files_do_not_stop_the_other_trials(make_exp, tmp_path, run):
     assert finished.stdout == ""
     assert refused(finished.stderr, "ann", "no such file")
     assert "--wav-scp" in finished.stderr
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_lists_may_come_from_pipes(make_exp, data_dir, tmp_path, capsys, labels):
+    trials = data_dir / "trials"
+    if not labels:
+        rows = [line.split()[:2] for line in trials.read_text().splitlines()]
+        trials = tmp_path / "pairs"
+        trials.write_text("".join(f"{first} {second}\n" for first, second in rows))
+    model = ["--model", make_exp("exp")]
+    wav_scp = data_dir / "wav.scp"
+    scores = printed(capsys, "--trials", trials, "--wav-scp", wav_scp, *model)
+    assert len(scores) == 20
+
+    with piped(tmp_path, trials, wav_scp) as (trials_pipe, wav_pipe):
+        lists = ["--trials", trials_pipe, "--wav-scp", wav_pipe]
+        from_pipes = printed(capsys, *lists, *model)
+    assert from_pipes == scores
 
 
 def test_a_channel_of_each_recording(make_exp, tmp_path, capsys):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from speakerlab.core import process
+from speakerlab.core import system
 
 ROOT = Path(__file__).parents[2]
 # The first item stands for a user who presses Ctrl-C: every process of the terminal gets it.
 INTERRUPTED = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 
 def work(item):
     if item == 0:
@@ -30,7 +30,7 @@ except KeyboardInterrupt:
 IMPORTS = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from speakerlab.core.process import leave_on_ctrl_c
+from speakerlab.core.ctrl_c import leave_on_ctrl_c
 
 leave_on_ctrl_c()
 try:
@@ -78,7 +78,7 @@ def test_linux_on_windows_is_known_by_its_kernel_or_its_device(
         folder = tmp_path / "proc/sys/kernel"
         folder.mkdir(parents=True)
         (folder / "osrelease").write_text(f"{release}\n")
-    assert process.is_on_wsl(tmp_path) == expected
+    assert system.is_on_wsl(tmp_path) == expected
 
 
 def test_ctrl_c_before_a_training_raises_no_exception(run_script):

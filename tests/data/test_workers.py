@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakerlab.core.process import available_cpus
+from speakerlab.core.system import available_cpus
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder

@@ -4,8 +4,10 @@ import json
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from compared_runs import LIST, make_run
+from named_pipes import piped
 from paper_systems import draw_scores, make_list, write_system
 from refusals import refuses
 
@@ -187,6 +189,14 @@ def test_a_score_file_has_its_own_metrics(world):
     assert result.metric("min_dcf_0.05") == expected
     low, high = result.interval("eer")
     assert low < result.metric("eer") < high
+
+
+def test_a_score_file_may_be_a_pipe(world):
+    lists = ["data/test/trials"]
+    (((expected),),) = scored(["s.txt"], lists)
+    with piped(world, world / "s.txt") as (pipe,):
+        (((result),),) = scored([f"s={pipe}"], lists)
+    assert np.array_equal(result.scores_N, expected.scores_N)
 
 
 def test_an_experiment_has_the_metrics_of_its_results(world):

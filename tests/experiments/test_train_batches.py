@@ -12,7 +12,7 @@ import torch
 from refusals import refused, refuses
 
 from speakerlab.config import build
-from speakerlab.core import process
+from speakerlab.core import system
 from speakerlab.experiments.corpus import read_corpus, row_names
 from speakerlab.experiments.train_batches import TrainBatches, check_shared_memory
 from speakerlab.training.batch_size import BatchPlan
@@ -76,7 +76,7 @@ def test_shared_memory_is_checked_before_a_training(
 ):
     free = free_mib << 20
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    monkeypatch.setattr(process, "available_cpus", lambda: 2)
+    monkeypatch.setattr(system, "available_cpus", lambda: 2)
     config = make_config(
         "data.crop_seconds=3", "training.bn_batch=64", "augment.speeds=[1.0]", *settings
     )

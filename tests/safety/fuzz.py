@@ -36,7 +36,8 @@ from damage import raw
 from parsers import PARSERS
 
 from speakerlab.bin.command import plain_text
-from speakerlab.core.process import available_cpus, map_in_processes
+from speakerlab.core.parallel import map_in_processes
+from speakerlab.core.system import available_cpus
 
 MAX_SECONDS = 5.0
 MAX_BYTES = 1 << 30

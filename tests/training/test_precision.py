@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refuses
 
-from speakerlab.core import process
+from speakerlab.core import system
 from speakerlab.training.precision import (
     ALLOCATOR_VARIABLES,
     Card,
@@ -123,7 +123,7 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
     for each in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(each, "")  # also restores them
         monkeypatch.delenv(each)
-    monkeypatch.setattr(process, "is_on_wsl", lambda: False)
+    monkeypatch.setattr(system, "is_on_wsl", lambda: False)
     if name:
         monkeypatch.setenv(name, "backend:native")
     apply_backend_settings(deterministic=False)
@@ -141,7 +141,7 @@ def test_segments_do_not_grow_on_wsl(monkeypatch):
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "")  # also restores them
         monkeypatch.delenv(name)
-    monkeypatch.setattr(process, "is_on_wsl", lambda: True)
+    monkeypatch.setattr(system, "is_on_wsl", lambda: True)
     apply_backend_settings(deterministic=False)
     assert not any(name in os.environ for name in ALLOCATOR_VARIABLES)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from egs.common.corpus.archives import progress_bar
 from speakerlab.core.atomic import replacing
-from speakerlab.core.process import map_in_processes
+from speakerlab.core.parallel import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.data.listing import shorten
