@@ -11,6 +11,13 @@ voices=$mini/corpus/test
 exp=$mini/exp/campplus_tiny_s0
 other=$mini/exp/short
 
+# Job 9 needs a free port: another program on it would answer in place of the service.
+export SERVE_PORT=${SERVE_PORT:-8765}
+if (: <>"/dev/tcp/127.0.0.1/$SERVE_PORT") 2>/dev/null; then
+  echo "SERVE_PORT: a program already listens on $SERVE_PORT; set another port" >&2
+  exit 1
+fi
+
 job() { printf '\n== %s\n' "$*"; }
 
 [ -e "$exp/results.json" ] || bash "$mini/run.sh"
@@ -79,7 +86,7 @@ job "8. Choose a model for these voices"
 speakerlab choose --data "$voices" --models "$exp" "$other" --utterances 200 --out choice
 
 job "9. Serve the model, and ask it"
-export SERVE_MODEL=$exp SERVE_PORT=${SERVE_PORT:-8765} SERVE_FOLDER=$out/service
+export SERVE_MODEL=$exp SERVE_FOLDER=$out/service
 (cd "$root" && exec python3 -m examples.service) &
 service=$!
 trap 'kill $service 2>/dev/null || true' EXIT

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs/site"))
@@ -130,6 +131,23 @@ def test_the_page_and_then_the_notebook_run(clone):
     notebook = run_script(cells_of_notebook(), clone, folder=clone / "docs")
     check_output(notebook)
     assert "already trained to the end" in notebook
+
+
+def test_a_taken_port_is_refused_before_the_first_job(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        finished = subprocess.run(
+            ["bash", "examples/first_hour.sh", str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "SERVE_PORT": port},
+            capture_output=True,
+            text=True,
+        )
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    assert refused(finished.stderr, "SERVE_PORT", port)
 
 
 @pytest.mark.slow
