@@ -151,11 +151,8 @@ def read_scored(args: Namespace) -> "list[Scored]":
     lists = read_lists(args.trials, systems)
     if not args.trials:
         # Score files need --trials, so all systems are experiments.
-        lists = [
-            trial_list
-            for trial_list in lists
-            if all(trial_list.key in system.rows for system in systems)
-        ]
+        common_keys = set.intersection(*[set(system.rows) for system in systems])
+        lists = [trial_list for trial_list in lists if trial_list.key in common_keys]
     if not lists:
         raise ValueError(
             "--trials: the systems have no list in common; score them on the same list"

@@ -148,10 +148,11 @@ class DataConfig(Section):
     @property
     def corpora(self) -> list[CorpusConfig]:
         """Return the entries of `train` as sections; a name alone becomes one, too."""
-        return [
-            CorpusConfig(dir=entry) if isinstance(entry, str) else entry
-            for entry in self.train
-        ]
+        sections: list[CorpusConfig] = []
+        for entry in self.train:
+            is_name = isinstance(entry, str)
+            sections.append(CorpusConfig(dir=entry) if is_name else entry)
+        return sections
 
     @property
     def tables(self) -> list[str]:

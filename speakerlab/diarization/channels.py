@@ -131,19 +131,19 @@ def _keep_own_speech(
         frame_seconds=FRAME_SECONDS,
     )
 
-    kept: list[Region] = []
+    own_regions: list[Region] = []
     for start, end in regions:
         first = int(start / FRAME_SECONDS)
         stop = int(np.ceil(end / FRAME_SECONDS))
         if not is_cross_talk_T[first:stop].any():
-            kept.append((start, end))
+            own_regions.append((start, end))
             continue
         for own_start, own_end in own_speech:
             common_start = max(start, own_start)
             common_end = min(end, own_end)
             if common_end - common_start >= MIN_SPEECH_SECONDS:
-                kept.append((common_start, common_end))
-    return merge_regions(kept)
+                own_regions.append((common_start, common_end))
+    return merge_regions(own_regions)
 
 
 def _is_loud(power_TB: np.ndarray) -> np.ndarray:

@@ -323,8 +323,9 @@ def marker_of(place: int) -> str:
 def system_handles(num_systems: int, *, with_markers: bool = False) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    return [
-        Line2D(
+    handles: list[Any] = []
+    for place in range(num_systems):
+        handle = Line2D(
             [],
             [],
             color=colour_of(place),
@@ -333,5 +334,5 @@ def system_handles(num_systems: int, *, with_markers: bool = False) -> list[Any]
             marker=marker_of(place) if with_markers else "",
             markersize=4,
         )
-        for place in range(num_systems)
-    ]
+        handles.append(handle)
+    return handles

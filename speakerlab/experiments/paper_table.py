@@ -364,10 +364,10 @@ def format_latex(table: PaperTable) -> str:
         first = last + 1
     lines.append(f" & {' & '.join(names)} \\\\")
     lines.append(" ".join(rules))
-    headers = [
-        "EER (\\%)" if column.is_rate else f"minDCF$_{{{column.prior}}}$"
-        for column in table.columns
-    ]
+    headers: list[str] = []
+    for column in table.columns:
+        prior = f"minDCF$_{{{column.prior}}}$"
+        headers.append("EER (\\%)" if column.is_rate else prior)
     lines += [f"System & {' & '.join(headers)} \\\\", "\\midrule"]
     for place, system in enumerate(table.systems):
         values: list[str] = []

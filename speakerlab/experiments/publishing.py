@@ -201,7 +201,10 @@ def refuse_foreign_folder(
     check_writable(written_folder)
     if not folder.exists():
         return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    # A file in its place is not ours either.
+    names = {""}
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir()}
     if not names:
         return
     is_ours = {README, "card.json"} <= names <= {README, *FILES}

@@ -497,9 +497,8 @@ def _align_columns(columns: Sequence[Sequence[str]], *, num_left: int) -> str:
         size = max(map(len, column))
         # Names are flush left, numbers flush right.
         is_left = number < num_left
-        header, *cells = [
-            text.ljust(size) if is_left else text.rjust(size) for text in column
-        ]
+        align = str.ljust if is_left else str.rjust
+        header, *cells = [align(text, size) for text in column]
         padded.append([header, "-" * size, *cells])
     # Trailing blanks would wrap in a narrow terminal.
     rows = ["  ".join(cells).rstrip() for cells in zip(*padded)]
