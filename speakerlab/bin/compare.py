@@ -219,6 +219,8 @@ def print_system(
     differences: Sequence[Difference],
 ) -> None:
     """Print the metrics of a system on a list, and its differences from the first system."""
+    from speakerlab.experiments.run_table import least_p
+
     sys.stdout.write(f"{result.system.name}\n")
     for name, key in METRICS.items():
         value = _format(result, key, result.metric(key), result.interval(key))
@@ -234,11 +236,19 @@ def print_system(
 
     for name, difference in zip(METRICS, differences):
         value = _format(
-            result, difference.key, difference.change, difference.ci95, sign="+"
+            result,
+            difference.key,
+            difference.change,
+            difference.ci95,
+            is_difference=True,
         )
         significance = ""
         if difference.p_value is not None:
             significance = f", p = {difference.p_value:.3g}"
+            # Otherwise equal p-values of two metrics look like a mistake.
+            if difference.p_value == least_p(result.replicates):
+                num_speakers = result.replicates.num_speakers
+                significance += f" (the least possible with {num_speakers} speakers)"
             if difference.num_comparisons > 1:
                 significance += f", corrected {difference.corrected_p:.3g}"
         sys.stdout.write(
@@ -295,13 +305,18 @@ def _format(
     value: float,
     ci95: Sequence[float] | None,
     *,
-    sign: str = "",
+    is_difference: bool = False,
 ) -> str:
-    """Format a rate in percent or a cost, with its interval."""
+    """Format a rate in percent or a cost, with its interval.
+
+    A difference of rates is in percentage points, and has a sign.
+    """
     if key == "eer":
-        scale, digits, unit = 100, 2, " %"
+        scale, digits = 100, 2
+        unit = " points" if is_difference else " %"
     else:
         scale, digits, unit = 1, 4, ""
+    sign = "+" if is_difference else ""
 
     def show(number: float) -> str:
         return f"{scale * number:{sign}.{digits}f}"

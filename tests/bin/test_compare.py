@@ -88,6 +88,10 @@ def test_the_conclusion_is_that_of_the_corrected_p_values(world, ask):
     # The better one as the second system, on one list.
     text = ask("w=w_test.txt", "a=a_test.txt", *LISTS[:2])
     assert "EER of a against w: significantly lower (level 0.05)\n" in text
+    # Percentage points, and the p-value that no other difference could go below.
+    (difference,) = re.findall(r"EER +(.*) against w, p = (.*)", text)
+    assert re.fullmatch(r"-\d+\.\d\d points \(-\S+ to -\S+\)", difference[0])
+    assert difference[1] == "0.0167 (the least possible with 10 speakers)"
     # Worse on the first list only.
     text = ask("a=a_test.txt", "a=a_other.txt", "w=w_test.txt", "w=c_other.txt", *LISTS)
     rows = [
@@ -133,6 +137,7 @@ def test_two_systems_on_one_list_are_not_corrected(world, ask):
     assert "corrected" not in text
     assert text.count("threshold ") == 2
     assert "against a_test.txt, p = " in text
+    assert "least" not in text
     row = json.loads(ask(*systems("a")[:1], *LISTS[:2], "--far", "0.1", "--json"))
     assert row["at_rate"]["p_fa"] <= 0.1
     assert row["compared"] is None
