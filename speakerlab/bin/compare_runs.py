@@ -71,7 +71,7 @@ def print_tables(
     sys.stdout.write(f"{run_table.format_runs(runs, width)}\n")
     table = run_table.format_differences(differences, width)
     if table:
-        sys.stdout.write(f"\nEER compared with {reference}:\n\n{table}\n")
+        sys.stdout.write(f"\nEER compared with {reference}, in points:\n\n{table}\n")
     notes = run_table.notes_of(runs, differences)
     if notes:
         text = "\n".join(notes)

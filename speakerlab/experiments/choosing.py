@@ -275,12 +275,12 @@ def _describe_tie(best: Candidate, tie: Comparison, num_speakers: int) -> str:
 
     # The EER of the recommended model minus that of the other one.
     sign = 1 if tie.first is best else -1
-    percents = 100 * sign * tie.result.difference
+    points = 100 * sign * tie.result.difference
     ends = sorted(100 * sign * end for end in tie.result.ci95 or ())
     interval = " to ".join(f"{end:+.2f}" for end in ends)
     text = (
         f"not significantly different from {name} with {speakers}: difference"
-        f" {percents:+.2f} % ({interval})"
+        f" {points:+.2f} points ({interval})"
     )
     if tie.more_speakers is None:
         return f"{text}; even {MAX_MORE_SPEAKERS:,} more speakers may not decide"

@@ -399,7 +399,7 @@ def format_differences(
     header = [
         "trials",
         "experiment",
-        "difference %",
+        "difference",
         "95 % interval",
         "p",
         "p (Holm)",

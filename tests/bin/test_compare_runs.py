@@ -33,7 +33,7 @@ def test_the_p_value_is_that_of_compare(exp, ask, capsys):
     compare.main(["--trials", str(exp.parent / "data/test/trials"), *files])
     printed = capsys.readouterr().out
     difference = re.search(
-        r"EER +(\S+) % \((\S+) to (\S+)\) against .*p = (\S+)", printed
+        r"EER +(\S+) points \((\S+) to (\S+)\) against .*p = (\S+)", printed
     )
     assert difference is not None
     rows = [json.loads(line) for line in ask(exp, "--json").splitlines()]
@@ -47,12 +47,14 @@ def test_the_p_value_is_that_of_compare(exp, ask, capsys):
 def test_tables_name_the_reference_and_the_settings(exp, ask):
     text = ask(exp)
     assert text.splitlines()[0].split()[:2] == ["experiment", "lr"]
-    assert "EER compared with a (the first):" in text
-    assert "EER compared with b (as requested):" in ask(exp, "--against", exp / "b")
+    assert "EER compared with a (the first), in points:" in text
+    assert "EER compared with b (as requested), in points:" in ask(
+        exp, "--against", exp / "b"
+    )
     for name, eer in (("a", 0.25), ("b", 0.125)):
         add_valid(exp / name, eer=eer)
     text = ask(exp / "a", exp / "b")
-    assert "EER compared with b (lowest validation EER):" in text
+    assert "EER compared with b (lowest validation EER), in points:" in text
     (line,) = [line for line in text.splitlines() if line.startswith(LIST)]
     assert line.split()[1] == "a"
 
