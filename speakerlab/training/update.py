@@ -23,18 +23,13 @@ from torch.profiler import record_function
 
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.task import MicroBatch, TaskOutput
+from speakerlab.training.waiting import WaitWatch
 
 log = logging.getLogger(__name__)
 MAX_BAD_STEPS = 20  # in a row
 INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
 MIN_SCALE = 1.0  # at this scale, an overflow is not caused by the scale
-
-# Training may wait for data for this share of the time before a warning is logged.
-MAX_WAIT_SHARE = 0.2
-# The share is checked after each period of so many seconds; after a warning, the period is longer.
-CHECK_SECONDS = 30.0
-WARNED_SECONDS = 600.0
 
 # Multiplies a list of tensors in place, with few kernels instead of one per tensor.
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
@@ -406,39 +401,3 @@ class MetricSums:
         row["crops_per_second"] = round(crops / seconds, 1)
         row["data_wait"] = round(wait_seconds / seconds, 4)
         return row
-
-
-class WaitWatch:
-    """Warns, rarely, if training waits for data for a large share of the time."""
-
-    def __init__(self) -> None:
-        self.is_first_row = True
-        self.period = CHECK_SECONDS
-        # Sums since the current period began.
-        self.wait_seconds = 0.0
-        self.seconds = 0.0
-
-    def add_row(self, step: int, *, wait_seconds: float, seconds: float) -> None:
-        """Add the times of a row of metrics; log a warning if it is due."""
-        # The time of the first row includes the start of the workers.
-        if self.is_first_row:
-            self.is_first_row = False
-            return
-        self.wait_seconds += wait_seconds
-        self.seconds += seconds
-        if self.seconds < self.period:
-            return
-        share = self.wait_seconds / self.seconds
-        self.period = CHECK_SECONDS
-        if share > MAX_WAIT_SHARE:
-            self.period = WARNED_SECONDS
-            log.warning(
-                "step %d: training waited for data %.0f %% of the last %.0f s; give it"
-                " more CPUs, raise runtime.num_workers or pack the audio"
-                " (docs/hardware.md)",
-                step,
-                100 * share,
-                self.seconds,
-            )
-        self.wait_seconds = 0.0
-        self.seconds = 0.0
