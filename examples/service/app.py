@@ -67,6 +67,7 @@ def create_app(settings: Settings, model: Model) -> FastAPI:
         service.enrolments.database.close()
         # A thread cannot be stopped, so the process ends with it. The job is started again.
         if not is_idle:
+            log.info("stopped; a job that was running is queued again")
             os._exit(0)
 
     app = FastAPI(

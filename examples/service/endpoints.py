@@ -20,16 +20,34 @@ from fastapi import (
     UploadFile,
 )
 from fastapi import Path as UrlPath
+from starlette.convertors import Convertor, register_url_convertor
 
 from examples.service import answers, metrics
-from examples.service.forms import check_form
+from examples.service.forms import check_form, check_query
 from examples.service.jobs import Job
 from examples.service.names import checked_name
 from examples.service.recordings import Warnings, explained, printable
 from examples.service.service import Service
 
+
+class AnyText(Convertor[str]):
+    """Rest of a path, for `{name:text}`; unlike `path`, also with line ends, to be refused."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("text", AnyText())
+
+
 router = APIRouter()
-FORM = [Depends(check_form)]
+QUERY = [Depends(check_query)]
+FORM = [*QUERY, Depends(check_form)]
 MAX_RECORDINGS = 20  # of an enrolment
 Responses = dict[int | str, dict[str, Any]]
 
@@ -121,7 +139,7 @@ async def verify(
 
 
 @router.post(
-    "/speakers/{name:path}",
+    "/speakers/{name:text}",
     status_code=201,
     responses={**REFUSALS, 409: refusal("As many speakers as may be are enrolled")},
     dependencies=FORM,
@@ -169,7 +187,7 @@ async def enrol(
     return await service.compute(compute)
 
 
-@router.get("/speakers", responses=STORED)
+@router.get("/speakers", responses=STORED, dependencies=QUERY)
 async def list_speakers(
     request: Request,
     after: Annotated[
@@ -188,9 +206,10 @@ async def list_speakers(
 
 
 @router.delete(
-    "/speakers/{name:path}",
+    "/speakers/{name:text}",
     status_code=204,
     responses={**STORED, 404: refusal("No such speaker")},
+    dependencies=QUERY,
 )
 async def delete_speaker(request: Request, name: Name) -> None:
     """Delete a speaker and the embedding."""
@@ -266,7 +285,7 @@ async def start_diarization(
     return answers.Diarization(**vars(job))
 
 
-@router.get("/diarizations/{job_id}", responses=NO_JOB)
+@router.get("/diarizations/{job_id}", responses=NO_JOB, dependencies=QUERY)
 async def get_diarization(request: Request, job_id: str) -> answers.Diarization:
     """Return the state of a job and, when it is done, who spoke when."""
     job = await asyncio.to_thread(service_of(request).jobs.get, job_id)
@@ -275,7 +294,9 @@ async def get_diarization(request: Request, job_id: str) -> answers.Diarization:
     return answers.Diarization(**vars(job))
 
 
-@router.delete("/diarizations/{job_id}", status_code=204, responses=NO_JOB)
+@router.delete(
+    "/diarizations/{job_id}", status_code=204, responses=NO_JOB, dependencies=QUERY
+)
 async def delete_diarization(request: Request, job_id: str) -> None:
     """Delete a job, its recording and its result."""
     if not await asyncio.to_thread(service_of(request).jobs.remove, job_id):

@@ -1,4 +1,4 @@
-"""Checks of a form before its fields are read: its type, unknown, missing and repeated fields.
+"""Checks of a request before its fields are read: its type, unknown, missing and repeated fields.
 
 FastAPI ignores unknown fields and files, and takes the last of a repeated field. A client that
 sends them expects something else.
@@ -14,17 +14,31 @@ from starlette.datastructures import UploadFile as StarletteFile
 FORM_TYPE = "multipart/form-data"
 
 
+async def check_query(request: Request) -> None:
+    """Raise HTTPException 422 for a parameter behind `?` that the endpoint does not have."""
+    names = [field.alias for field in request.scope["route"].dependant.query_params]
+    if set(request.query_params) <= set(names):
+        return
+    known = f"it may have: {', '.join(names)}" if names else "fields are in the form"
+    raise HTTPException(422, f"the query has an unknown parameter; {known}")
+
+
+def is_file(kind: Any) -> bool:
+    """Return whether a field of this type is a file, or several."""
+    return kind in (UploadFile, list[UploadFile])
+
+
 async def check_form(request: Request) -> None:
     """Raise HTTPException 415 or 422 unless a form has the fields of its endpoint."""
-    sent_type, _, _ = request.headers.get("content-type", "").partition(";")
-    if sent_type.strip().lower() != FORM_TYPE:
-        raise HTTPException(
-            415, f"the body must be {FORM_TYPE} (curl: -F recording=@FILE)"
-        )
     # Field -> its type, such as list[UploadFile].
     types: dict[str, Any] = {}
     for field in request.scope["route"].dependant.body_params:
         types[field.alias] = field.field_info.annotation
+    sent_type, _, _ = request.headers.get("content-type", "").partition(";")
+    if sent_type.strip().lower() != FORM_TYPE:
+        files = [name for name, kind in types.items() if is_file(kind)]
+        options = " ".join(f"-F {name}=@FILE" for name in files)
+        raise HTTPException(415, f"the body must be {FORM_TYPE} (curl: {options})")
     form = await request.form()  # has been read before, within the limits
     counts: Counter[str] = Counter()
     for name, value in form.multi_items():
@@ -37,7 +51,7 @@ async def check_form(request: Request) -> None:
         is_many = get_origin(types[name]) is list
         if counts[name] > 1 and not is_many:
             raise HTTPException(422, f"{name}: is there more than once")
-        needs_file = types[name] in (UploadFile, list[UploadFile])
+        needs_file = is_file(types[name])
         if needs_file and not isinstance(value, StarletteFile):
             raise HTTPException(422, f"{name}: must be a file (curl: {name}=@FILE)")
         if not needs_file and isinstance(value, StarletteFile):

@@ -72,15 +72,15 @@ def measure(
         low, high = settings.min_sample_rate, settings.max_sample_rate
         if not low <= sample_rate <= high:
             raise ValueError(
-                f"must have a sample rate from {low} to {high} Hz, got {sample_rate};"
-                " convert it"
+                f"{shown_name}: must have a sample rate from {low} to {high} Hz, got"
+                f" {sample_rate}; convert it"
             )
         for block_SC in blocks:
             block_samples, num_channels = block_SC.shape
             if num_channels > settings.max_channels:
                 raise ValueError(
-                    f"must have at most {settings.max_channels} channels, got"
-                    f" {num_channels}"
+                    f"{shown_name}: must have at most {settings.max_channels} channels,"
+                    f" got {num_channels}"
                 )
             num_samples += block_samples
             if num_samples > max_seconds * sample_rate:

@@ -4,6 +4,7 @@ torch and prometheus_client read the environment when they are imported, so noth
 them is imported at the top.
 """
 
+import fcntl
 import logging
 import logging.config
 import multiprocessing
@@ -11,8 +12,9 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from typing import IO
 
-from examples.service.database import PRIVATE_FOLDER, check_writable
+from examples.service.database import PRIVATE_FOLDER, check_writable, open_private
 from examples.service.logs import LOG_CONFIG
 from examples.service.settings import Settings, read_settings
 
@@ -23,9 +25,13 @@ def start() -> int:
     """Check the settings, then answer requests until a signal comes; return the exit code."""
     settings = read_settings()
     logging.config.dictConfig(LOG_CONFIG)
-    # Before the folder, so that a second service does not clear the metrics of the first.
     listener = bind(settings)
-    prepare_folder(settings.folder)
+    with prepare_folder(settings.folder):
+        return start_workers(settings, listener)
+
+
+def start_workers(settings: Settings, listener: socket.socket) -> int:
+    """Answer requests in as many workers as are set; return the exit code."""
     # torch reads it when it is imported, also in the workers.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     log.info("settings: %s", describe(settings))
@@ -65,18 +71,29 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the folder, and one in it for metrics, whose place prometheus_client reads."""
+def prepare_folder(folder: Path) -> IO[bytes]:
+    """Make the folder, and one in it for metrics, whose place prometheus_client reads.
+
+    Return a file: as long as it is open, no other service can use the folder.
+    """
     metrics = folder / "metrics"
     try:
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         check_writable(folder)
+        # Before the metrics, which are those of a service that still runs.
+        lock = open_private(folder / "lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for database in folder.glob("*.sqlite*"):
             # Opens it, and changes nothing.
             database.open("r+b").close()
         # Values of workers of an earlier start would be added.
         shutil.rmtree(metrics, ignore_errors=True)
         metrics.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    except BlockingIOError:
+        raise ValueError(
+            f"folder (SERVE_FOLDER): another service uses {folder}; stop it, or choose"
+            " another folder"
+        ) from None
     except OSError as error:
         raise ValueError(
             f"folder (SERVE_FOLDER): {error.filename or folder} cannot be written"
@@ -84,6 +101,7 @@ def prepare_folder(folder: Path) -> None:
             " choose another one, or correct its permissions"
         ) from None
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    return lock
 
 
 def try_model() -> None:

@@ -144,9 +144,14 @@ class Service:
                 max_seconds=self.settings.max_job_seconds,
             )
         except ValueError as error:
-            _, colon, problem = str(error).partition(": ")
-            text = problem if colon and str(error).startswith("audio (") else str(error)
-            raise HTTPException(422, f"{shown_name}: {text}") from None
+            text = str(error)
+            where, _, problem = text.partition(": ")
+            # The library does not know the name of an upload.
+            if where.startswith("audio ("):
+                text = problem
+            if where != shown_name:
+                text = f"{shown_name}: {text}"
+            raise HTTPException(422, text) from None
 
     def diarize(
         self, path: Path, recording: str, options: Mapping[str, Any]

@@ -688,6 +688,49 @@ def test_a_wrong_form_is_refused_with_the_reason(serve, kind):
     assert (answer.status_code, line in answer.text) == (code, True), answer.text
 
 
+def test_a_wrong_type_is_answered_with_the_fields_of_the_endpoint(serve):
+    client = serve()
+    for path, fields in {
+        "/speakers/ann": "(curl: -F recordings=@FILE)",
+        "/verify": "(curl: -F recording_a=@FILE -F recording_b=@FILE)",
+    }.items():
+        answer = client.post(path, content=voice(1))
+        assert answer.status_code == 415
+        assert answer.json()["detail"].endswith(fields)
+
+
+@pytest.mark.parametrize("path", ["/identify?top=1", "/embed?a", "/diarizations?far=1"])
+def test_a_query_of_a_form_is_refused(serve, path):
+    client = serve()
+    answer = post(client, path, voice(1))
+    assert (answer.status_code, answer.json()) == (
+        422,
+        {"detail": "the query has an unknown parameter; fields are in the form"},
+    )
+
+
+def test_an_unknown_parameter_is_refused_with_the_known_ones(serve):
+    client = serve()
+    answer = client.get("/speakers?page=2")
+    assert answer.status_code == 422
+    assert answer.json()["detail"].endswith("; it may have: after, limit")
+    assert client.get("/speakers?after=a&limit=2").is_success
+    # A proxy may add one.
+    assert client.get("/health?x=1").is_success
+
+
+def test_a_rate_or_channels_beyond_the_limits_name_the_file(serve):
+    client = serve(min_sample_rate=24000)
+    answer = enrol(client, "ann", voice(1), voice(2))
+    assert (answer.status_code, answer.json()["detail"]) == (
+        422,
+        "0.wav: must have a sample rate from 24000 to 96000 Hz, got 16000; convert it",
+    )
+    answer = post(client, "/diarizations", voice(1))
+    assert answer.json()["detail"].count("must have a sample rate") == 1
+    assert answer.json()["detail"].count(": ") == 1
+
+
 def test_too_many_or_too_long_recordings_name_the_limit_and_the_file(serve):
     client = serve(max_seconds=1)
     answer = enrol(client, "ann", voice(1, seconds=0.5), voice(2))
@@ -730,6 +773,7 @@ def test_an_endless_body_is_cut_while_it_is_read(serve):
         "..%2F..%2Fetc%2Fpasswd",
         "%00",
         "a%0Ab",
+        "ann%0A",
         "%20ann",
         "%FF",
         "a" * 101,
@@ -1214,6 +1258,36 @@ def test_a_folder_that_cannot_be_used_names_its_setting(tmp_path):
     for folder in (file, file / "below", Path("/proc/x")):
         with pytest.raises(ValueError, match=r"^folder \(SERVE_FOLDER\): .*; choose"):
             prepare_folder(folder)
+
+
+def test_a_folder_belongs_to_one_service_and_keeps_its_metrics(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # is set below
+    folder = tmp_path / "data"
+    with prepare_folder(folder):
+        assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
+        counts = folder / "metrics/counter_1.db"
+        counts.write_bytes(b"1")
+        with pytest.raises(ValueError, match=r"^folder .*: another service uses .*; "):
+            prepare_folder(folder)
+        assert counts.exists()
+    # Of an earlier start, whose counts would be added.
+    with prepare_folder(folder):
+        assert not counts.exists()
+
+
+def test_a_recording_that_waits_is_readable_by_its_owner_alone(tmp_path):
+    jobs = Jobs(
+        tmp_path,
+        max_jobs=1,
+        max_attempts=1,
+        lease_seconds=30,
+        retention_seconds=3600,
+    )
+    jobs.add(io.BytesIO(voice(1)), "call.wav", {})
+    (recording,) = jobs.recordings.iterdir()
+    assert recording.read_bytes() == voice(1)
+    assert stat.S_IMODE(recording.stat().st_mode) == 0o600
+    jobs.stop()
 
 
 def test_a_model_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, caplog):

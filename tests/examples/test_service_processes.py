@@ -335,7 +335,7 @@ def test_a_service_that_cannot_start_says_why_in_one_line(exp, tmp_path, workers
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_service_on_the_port_ends_and_the_first_goes_on(
+def test_a_second_service_on_the_port_or_the_folder_ends_and_the_first_goes_on(
     exp, tmp_path, workers
 ):
     with Server(exp, tmp_path, workers=workers) as server:
@@ -348,6 +348,12 @@ def test_a_second_service_on_the_port_ends_and_the_first_goes_on(
         assert f"127.0.0.1:{server.port} cannot be used" in line
         counted = 'code="201",endpoint="/speakers/{name}",method="POST"} 1.0'
         assert counted in before
+        assert counted in httpx2.get(f"{server.url}/metrics").text
+        # On another port, with the same folder.
+        code, log = start_and_end(port=free_port(), **settings)
+        assert code == 2
+        (line,) = log.splitlines()
+        assert f"another service uses {tmp_path}/data" in line
         assert counted in httpx2.get(f"{server.url}/metrics").text
         log = server.read_log()
         assert f"folder {tmp_path}/data, host 127.0.0.1, port {server.port}" in log
