@@ -388,7 +388,7 @@ def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_pat
 def test_a_process_computes_as_many_batches_at_a_time_as_configured(
     monkeypatch, setting, nproc, expected
 ):
-    monkeypatch.setattr(workers.process, "available_cpus", lambda: 4)
+    monkeypatch.setattr(workers.system, "available_cpus", lambda: 4)
     torch.set_num_threads(2)
     assert workers.share_threads(nproc, setting) == expected
     # Each batch has one thread, so that the bits stay the same.

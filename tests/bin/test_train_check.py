@@ -265,7 +265,7 @@ def test_the_place_of_an_older_rank_is_forgotten(monkeypatch, caplog):
         places.append({name: os.environ[name] for name in names})
 
     monkeypatch.setattr(train, "train_as_rank", note)
-    monkeypatch.setattr(train.process, "leave_on_ctrl_c", lambda: None)
+    monkeypatch.setattr(train.ctrl_c, "leave_on_ctrl_c", lambda: None)
     for name in train.PLACE:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -286,7 +286,7 @@ def test_compare_prints_the_differences(experiment, capsys):
     assert f"EER           {100 * rows[0]['eer']:.2f} %" in first
     assert "threshold" in first
     change = 100 * (rows[1]["eer"] - rows[0]["eer"])
-    assert f"EER           {change:+.2f} % (" in second
+    assert f"EER           {change:+.2f} points (" in second
     assert f"against {files[0]}, p = " in second
 
 
