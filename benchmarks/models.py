@@ -289,9 +289,14 @@ class Ours(Side):
         """Rename a peer's tensors as ours."""
         from speakerlab.checkpoints.architectures import to_our_name
 
-        model, toolkit = self.config.model.name, self.case.peer if self.case else ""
-        names = {n: n and to_our_name(n, model=model, toolkit=toolkit) for n in values}
-        return {names[name]: value for name, value in values.items()}
+        model = self.config.model.name
+        toolkit = self.case.peer if self.case else ""
+        renamed: dict[str, Tensor] = {}
+        for name, value in values.items():
+            # The output has no name.
+            our_name = to_our_name(name, model=model, toolkit=toolkit) if name else ""
+            renamed[our_name] = value
+        return renamed
 
 
 SIDES = {"ours": Ours, **dict.fromkeys(PEERS, Side)}

@@ -2,7 +2,7 @@
 # Ten jobs of the first hour with a trained model, on the voices of egs/mini.
 #   bash examples/first_hour.sh OUT [MINI]
 # OUT: folder for the results. MINI: egs/mini after its recipe (default: that of this clone; trains
-# what is missing, in five to twelve minutes on two cores). Needs: pip install ".[report,serve]"
+# what is missing, in five to fifteen minutes on two cores). Needs: pip install ".[report,serve]"
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 out=$(mkdir -p "${1:?name a folder for the results}" && cd "$1" && pwd)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 # A writer waits so long for the others, whose transactions take milliseconds.
 BUSY_SECONDS = 10.0
@@ -27,7 +27,7 @@ class Database:
         self.path = path
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         # Before SQLite, which would let everyone read it. The files of its log get the same mode.
-        open_private(path, os.O_RDWR).close()
+        open(path, "ab", opener=private).close()
         _make_private(path)
         self._one_thread = threading.Lock()
         self._connection = _connect(path)
@@ -78,10 +78,9 @@ class Database:
             self._connection.close()
 
 
-def open_private(path: Path, flags: int) -> IO[bytes]:
-    """Open a file of bytes; if it is new, its owner alone can read it. flags: see `os.open`."""
-    descriptor = os.open(path, flags | os.O_CREAT, PRIVATE_FILE)
-    return os.fdopen(descriptor, "wb" if flags & os.O_WRONLY else "r+b")
+def private(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of `open`; if it is new, its owner alone can read it."""
+    return os.open(path, flags, PRIVATE_FILE)
 
 
 def check_writable(folder: Path) -> None:

@@ -31,7 +31,10 @@ from examples.service.service import Service
 
 
 class AnyText(Convertor[str]):
-    """Rest of a path, for `{name:text}`; unlike `path`, also with line ends, to be refused."""
+    """The rest of a path, for `{name:text}`, with line ends.
+
+    Starlette's `path` takes none: a name with one would be cut off there, or have no endpoint.
+    """
 
     regex = r"[\s\S]*"
 

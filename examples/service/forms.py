@@ -19,8 +19,12 @@ async def check_query(request: Request) -> None:
     names = [field.alias for field in request.scope["route"].dependant.query_params]
     if set(request.query_params) <= set(names):
         return
-    known = f"it may have: {', '.join(names)}" if names else "fields are in the form"
-    raise HTTPException(422, f"the query has an unknown parameter; {known}")
+    fix = "the endpoint has none"
+    if names:
+        fix = f"it may have: {', '.join(names)}"
+    elif request.method == "POST":
+        fix = "send fields in the form"
+    raise HTTPException(422, f"the query has an unknown parameter; {fix}")
 
 
 def is_file(kind: Any) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from examples.service.database import PRIVATE_FOLDER, Database, open_private
+from examples.service.database import PRIVATE_FOLDER, Database, private
 
 log = logging.getLogger("service.jobs")
 SCHEMA = """
@@ -102,7 +102,7 @@ class Jobs:
         job_id = uuid.uuid4().hex
         path = self.recordings / job_id
         try:
-            with open_private(path, os.O_WRONLY | os.O_EXCL) as copy:
+            with open(path, "xb", opener=private) as copy:
                 shutil.copyfileobj(file, copy)
                 copy.flush()
                 os.fsync(copy.fileno())

@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import IO
 
-from examples.service.database import PRIVATE_FOLDER, check_writable, open_private
+from examples.service.database import PRIVATE_FOLDER, check_writable, private
 from examples.service.logs import LOG_CONFIG
 from examples.service.settings import Settings, read_settings
 
@@ -26,6 +26,7 @@ def start() -> int:
     settings = read_settings()
     logging.config.dictConfig(LOG_CONFIG)
     listener = bind(settings)
+    # The lock of the folder is held until the service has ended.
     with prepare_folder(settings.folder):
         return start_workers(settings, listener)
 
@@ -81,7 +82,7 @@ def prepare_folder(folder: Path) -> IO[bytes]:
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         check_writable(folder)
         # Before the metrics, which are those of a service that still runs.
-        lock = open_private(folder / "lock", os.O_RDWR)
+        lock = open(folder / "lock", "ab", opener=private)  # noqa: SIM115 # returned
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for database in folder.glob("*.sqlite*"):
             # Opens it, and changes nothing.

@@ -247,8 +247,7 @@ def print_system(
             significance = f", p = {difference.p_value:.3g}"
             # Otherwise equal p-values of two metrics look like a mistake.
             if difference.p_value == least_p(result.replicates):
-                num_speakers = result.replicates.num_speakers
-                significance += f" (the least possible with {num_speakers} speakers)"
+                significance += " (the least possible on this list)"
             if difference.num_comparisons > 1:
                 significance += f", corrected {difference.corrected_p:.3g}"
         sys.stdout.write(

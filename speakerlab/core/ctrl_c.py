@@ -1,4 +1,4 @@
-"""What Ctrl-C (SIGINT) does to a process and to those that it starts."""
+"""Handling of Ctrl-C (SIGINT), in this process and in processes that it starts."""
 
 import os
 import signal

@@ -98,8 +98,9 @@ def read_pair_lines(path: Path, faults: Faults) -> Iterator[PairLine]:
     with open_text(path, newline="") as stream:
         number, first = _first_line(stream)
         if _has_labels(first):
-            for trial in _trials(first, stream, path, faults, number=number):
-                yield trial[:3]
+            trials = _trials(first, stream, path, faults, number=number)
+            for line_number, enrol_id, test_id, _ in trials:
+                yield line_number, enrol_id, test_id
         else:
             yield from _pairs(first, stream, path, faults, number=number)
 
@@ -194,14 +195,8 @@ def _pairs(
     if separator is not None:
         rows = _table_rows(first, lines, separator, PAIR_HEADERS)
         number += 1
-    # A table without a header, or paths with blanks.
-    elif first and (len(first.split()) != 2 or "," in first or first.startswith('"')):
-        raise ValueError(
-            f"{path}:{number}: must be a pair 'a b' or a trial, got '{first.strip()}';"
-            " give names with commas or blanks in a table, in quotes, after the line"
-            " 'enrol,test' (with labels 'enrol,test,label')"
-        )
     else:
+        _check_pair(first, where=f"{path}:{number}")
         rows = map(str.split, chain([first], lines))
     for row_number, row in enumerate(rows, number):
         if isinstance(row, str):
@@ -215,6 +210,19 @@ def _pairs(
         elif row:
             enrol_id, test_id = row
             yield row_number, enrol_id, test_id
+
+
+def _check_pair(line: str, *, where: str) -> None:
+    """Raise ValueError for the first line of a table without a header, or of paths with blanks."""
+    is_empty = not line.strip()
+    has_names_only = "," not in line and not line.startswith('"')
+    if is_empty or (has_names_only and len(line.split()) == 2):
+        return
+    raise ValueError(
+        f"{where}: must be a pair 'a b' or a trial, got '{line.strip()}'; give names with"
+        " commas or blanks in a table, in quotes, after the line 'enrol,test' (with labels"
+        " 'enrol,test,label')"
+    )
 
 
 def _trial_rows(

@@ -446,7 +446,8 @@ def _bands_of_frequencies(length: int, sample_rate: int) -> NDArray[np.bool_]:
 
 def _padded(wave_S: np.ndarray, start: int, end: int) -> np.ndarray:
     """Return samples start to end - 1, float32, with zeros for those outside the wave."""
-    samples_S = wave_S[max(start, 0) : end].astype(np.float32)
+    inside_S = wave_S[max(start, 0) : end].astype(np.float32)
+    num_outside = (end - start) - len(inside_S)
     num_before = max(-start, 0)
-    num_after = end - start - num_before - len(samples_S)
-    return np.pad(samples_S, (num_before, num_after))
+    num_after = num_outside - num_before
+    return np.pad(inside_S, (num_before, num_after))

@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 # Shares of the time above which a warning is logged.
 MAX_DATA_SHARE = 0.2
 MAX_CORE_SHARE = 0.2
-# A share is checked after each period of so many seconds; after a warning, the period is longer.
+# The shares are checked after each period of so many seconds; after a warning, it is longer.
 CHECK_SECONDS = 30.0
 WARNED_SECONDS = 600.0
 
@@ -16,105 +16,84 @@ WARNED_SECONDS = 600.0
 class WaitWatch:
     """Warns, rarely, if a training waits."""
 
-    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
-        """Begin; tasks: Linux's folder of the threads of this process."""
-        self.tasks = tasks
-        self.data = ShareOfTime()
-        self.core = ShareOfTime()
-        self.is_first_row = True
-        self.computed, self.waited = core_seconds(tasks)
-
-    def add_row(self, step: int, *, wait_seconds: float, seconds: float) -> None:
-        """Add the times of a row of metrics, and what the threads have done since the last one.
-
-        wait_seconds: that the training has waited for data, of `seconds`.
-        """
-        computed, waited = core_seconds(self.tasks)
-        core_wait = waited - self.waited
-        core_use = computed - self.computed
-        self.computed, self.waited = computed, waited
-        # The time of the first row includes the start of the workers.
-        if self.is_first_row:
-            self.is_first_row = False
-            return
-        share = self.data.add(
-            wait_seconds,
-            of=seconds,
-            seconds=seconds,
-            most=MAX_DATA_SHARE,
-        )
-        if share:
-            log.warning(
-                "step %d: training waited for data %s; give it more CPUs, raise"
-                " runtime.num_workers or pack the audio (docs/hardware.md)",
-                step,
-                share,
-            )
-        share = self.core.add(
-            core_wait,
-            of=core_wait + core_use,
-            seconds=seconds,
-            most=MAX_CORE_SHARE,
-        )
-        if share:
-            log.warning(
-                "step %d: the threads waited for a core %s, because other programs use the"
-                " cores; end those, or set runtime.num_threads to the number of free cores"
-                " (docs/hardware.md)",
-                step,
-                share,
-            )
-
-
-class ShareOfTime:
-    """Share of a time that was spent waiting, over periods."""
-
-    def __init__(self) -> None:
+    def __init__(self, threads: Path = Path("/proc/self/task")) -> None:
+        """Begin; threads: Linux's folder of the threads of this process."""
+        self.threads = threads
         self.period = CHECK_SECONDS
+        self.is_first_row = True
         self._begin()
 
     def _begin(self) -> None:
-        self.waited = 0.0
-        self.whole = 0.0
+        """Begin a period."""
         self.seconds = 0.0
+        self.data_seconds = 0.0
+        self.times = thread_seconds(self.threads)
 
-    def add(self, waited: float, *, of: float, seconds: float, most: float) -> str:
-        """Add times; describe the share of a period that ends now, if it is above `most`.
+    def add_row(self, step: int, *, wait_seconds: float, seconds: float) -> None:
+        """Add the times of a row of metrics; log a warning if a period ends.
 
-        waited: part of the time `of`. seconds: by the clock, since the last call. Otherwise, the
-        text is empty.
+        wait_seconds: the part of `seconds` in which the training waited for data.
         """
-        self.waited += waited
-        self.whole += of
+        # The time of the first row includes the start of the workers.
+        if self.is_first_row:
+            self.is_first_row = False
+            self._begin()
+            return
         self.seconds += seconds
-        if self.seconds < self.period:
-            return ""
-        share = self.waited / self.whole if self.whole else 0.0
-        text = f"{100 * share:.0f} % of the last {self.seconds:.0f} s"
-        self._begin()
-        if share <= most:
-            self.period = CHECK_SECONDS
-            return ""
-        self.period = WARNED_SECONDS
-        return text
+        self.data_seconds += wait_seconds
+        if self.seconds >= self.period:
+            has_warned = self._warn(step)
+            self.period = WARNED_SECONDS if has_warned else CHECK_SECONDS
+            self._begin()
+
+    def _warn(self, step: int) -> bool:
+        """Warn of large shares of the period that ends; return whether there is one."""
+        data_share = self.data_seconds / self.seconds
+        if data_share > MAX_DATA_SHARE:
+            log.warning(
+                "step %d: training waited for data %.0f %% of the last %.0f s; give it"
+                " more CPUs, raise runtime.num_workers or pack the audio"
+                " (docs/hardware.md)",
+                step,
+                100 * data_share,
+                self.seconds,
+            )
+        core_use = 0.0
+        core_wait = 0.0
+        for thread, (computed, waited) in thread_seconds(self.threads).items():
+            # A thread that has started in this period is new; one that has ended is left out.
+            computed_before, waited_before = self.times.get(thread, (0.0, 0.0))
+            core_use += computed - computed_before
+            core_wait += waited - waited_before
+        # 0 of 0 where the kernel does not count.
+        core_share = core_wait / max(core_wait + core_use, 1e-9)
+        if core_share > MAX_CORE_SHARE:
+            log.warning(
+                "step %d: the threads waited for a core %.0f %% of the last %.0f s,"
+                " because other programs or data workers use the cores; end those"
+                " programs, or lower runtime.num_threads (docs/hardware.md)",
+                step,
+                100 * core_share,
+                self.seconds,
+            )
+        return data_share > MAX_DATA_SHARE or core_share > MAX_CORE_SHARE
 
 
-def core_seconds(tasks: Path) -> tuple[float, float]:
-    """Return the seconds that all threads computed, and that they were ready but had no core.
+def thread_seconds(threads: Path) -> dict[str, tuple[float, float]]:
+    """Return thread -> seconds that it computed, and seconds that it was ready but had no core.
 
-    0 and 0 where the kernel does not count them. Documentation/scheduler/sched-stats.rst of Linux.
+    Empty where the kernel does not count them. Documentation/scheduler/sched-stats.rst of Linux.
     """
-    computed = 0
-    waited = 0
+    seconds_of: dict[str, tuple[float, float]] = {}
     try:
-        threads = list(tasks.iterdir())
+        folders = list(threads.iterdir())
     except OSError:  # not Linux
-        return 0.0, 0.0
-    for thread in threads:
+        return {}
+    for folder in folders:
         try:
-            nanoseconds = (thread / "schedstat").read_text().split()
+            computed, waited, _ = (folder / "schedstat").read_text().split()
         except OSError:  # the thread has ended, or the kernel has no such file
             continue
-        computed += int(nanoseconds[0])
-        waited += int(nanoseconds[1])
-    return computed / 1e9, waited / 1e9
+        # Nanoseconds.
+        seconds_of[folder.name] = (int(computed) / 1e9, int(waited) / 1e9)
+    return seconds_of

@@ -705,7 +705,7 @@ def test_a_query_of_a_form_is_refused(serve, path):
     answer = post(client, path, voice(1))
     assert (answer.status_code, answer.json()) == (
         422,
-        {"detail": "the query has an unknown parameter; fields are in the form"},
+        {"detail": "the query has an unknown parameter; send fields in the form"},
     )
 
 
@@ -715,6 +715,9 @@ def test_an_unknown_parameter_is_refused_with_the_known_ones(serve):
     assert answer.status_code == 422
     assert answer.json()["detail"].endswith("; it may have: after, limit")
     assert client.get("/speakers?after=a&limit=2").is_success
+    for answer in (client.delete("/speakers/ann?x=1"), client.get("/diarizations/a?x")):
+        assert answer.status_code == 422
+        assert answer.json()["detail"].endswith("; the endpoint has none")
     # A proxy may add one.
     assert client.get("/health?x=1").is_success
 

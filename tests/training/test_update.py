@@ -367,7 +367,7 @@ def test_waiting_is_reported_beyond_a_fifth_and_rarely(caplog, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     # Other programs may use the cores while this runs.
-    monkeypatch.setattr(waiting, "core_seconds", lambda tasks: (0.0, 0.0))
+    monkeypatch.setattr(waiting, "thread_seconds", lambda threads: {})
     sums = make_sums()
 
     def take_row(step, wait, seconds):

@@ -4,18 +4,19 @@ That of a training that waits for data is in test_update.py.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from speakerlab.training.waiting import WaitWatch, core_seconds
+from speakerlab.training.waiting import WaitWatch, thread_seconds
 
 # A process that computes for a second, alone or beside another one on the same core.
 SHARED_CORE = """
 import json, multiprocessing, os, sys, time
 from pathlib import Path
-from speakerlab.training.waiting import core_seconds
+from speakerlab.training.waiting import thread_seconds
 
 def compute(seconds):
     end = time.monotonic() + seconds
@@ -26,9 +27,10 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 if sys.argv[1] == "shared":
     context = multiprocessing.get_context("fork")
     context.Process(target=compute, args=[3.0], daemon=True).start()
-before = core_seconds(Path("/proc/self/task"))
+main_thread = str(os.getpid())
+before = thread_seconds(Path("/proc/self/task")).get(main_thread, (0.0, 0.0))
 compute(1.0)
-after = core_seconds(Path("/proc/self/task"))
+after = thread_seconds(Path("/proc/self/task")).get(main_thread, (0.0, 0.0))
 print(json.dumps([after[0] - before[0], after[1] - before[1]]))
 """
 
@@ -66,10 +68,24 @@ def test_waiting_for_a_core_is_the_share_of_all_threads(threads, caplog):
     assert "runtime.num_threads" in message
 
 
+def test_threads_that_end_or_start_give_no_false_warning(threads, caplog):
+    folder, go_on = threads
+    go_on(main=(10.0, 0.0), worker=(500.0, 400.0))
+    watch = WaitWatch(folder)
+    watch.add_row(10, wait_seconds=0.0, seconds=10.0)
+    # The times of a thread that has ended are gone.
+    shutil.rmtree(folder / "worker")
+    (folder / "new").mkdir()
+    (folder / "new/schedstat").write_text("9000000000 1000000000 7\n")
+    (folder / "main/schedstat").write_text("30000000000 1000000000 7\n")
+    watch.add_row(20, wait_seconds=0.0, seconds=30.0)  # 2 of 31 s
+    assert caplog.messages == []
+
+
 def test_where_the_kernel_does_not_count_nothing_is_warned_of(tmp_path, caplog):
-    assert core_seconds(tmp_path / "missing") == (0.0, 0.0)
+    assert thread_seconds(tmp_path / "missing") == {}
     (tmp_path / "thread").mkdir()
-    assert core_seconds(tmp_path) == (0.0, 0.0)
+    assert thread_seconds(tmp_path) == {}
     watch = WaitWatch(tmp_path)
     for step in (1, 2, 3):
         watch.add_row(step, wait_seconds=0.0, seconds=30.0)
