@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import valid_files as valid
 from damage import tree
@@ -196,14 +197,17 @@ def read_command(path: Path) -> None:
         raise Parsed
 
     shown = io.StringIO()
-    command.Parser.parse_args = parse  # pyright: ignore
-    try:
-        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
+    # `mock` also removes what the class had not: an attribute that stays hides its parent's, and
+    # later tests patch that.
+    with (
+        mock.patch.object(command.Parser, "parse_args", parse),
+        contextlib.redirect_stderr(shown),
+        contextlib.redirect_stdout(shown),
+    ):
+        try:
             module.main(arguments)
-    except Parsed:
-        pass
-    except SystemExit as error:
-        if error.code:
-            raise ValueError(shown.getvalue()) from None
-    finally:
-        command.Parser.parse_args = whole
+        except Parsed:
+            pass
+        except SystemExit as error:
+            if error.code:
+                raise ValueError(shown.getvalue()) from None
