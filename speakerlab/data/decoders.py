@@ -143,7 +143,9 @@ class SndDecoder:
             if wanted is not None:
                 block_samples = min(wanted - num_decoded, block_samples)
             try:
-                if not num_decoded and start != self.position:
+                # Also to sample 0: a seek finds the sound behind a damaged header of FLAC, which
+                # a file may have that was accepted because its last sample was sought.
+                if not num_decoded and (self.has_index or start != self.position):
                     self.sound.seek(start)
                 wave_SC = self._read_int16(block_samples)
             except soundfile.LibsndfileError as error:

@@ -145,6 +145,20 @@ def test_cut_flac_is_found(tmp_path: Path, share):
             read(path)
 
 
+def test_a_damaged_flac_header_is_read_alike_whole_and_in_part(tmp_path: Path):
+    path = tmp_path / "a.flac"
+    wave_S = noise(RATE)
+    soundfile.write(path, wave_S, RATE)
+    content = bytearray(path.read_bytes())
+    # This bit says that the first block of the header is the last one, but there is a second one.
+    content[4] |= 0x80
+    path.write_bytes(content)
+    assert np.array_equal(audio.read(path), wave_S)
+    assert np.array_equal(audio.read(path, 0, 100), wave_S[:100])
+    assert np.array_equal(audio.read(path, 50, 100), wave_S[50:150])
+    assert decode(path) == RATE
+
+
 def test_cut_wav_is_found(tmp_path: Path):
     path = tmp_path / "a.wav"
     audio.write(path, noise(RATE), RATE)
