@@ -27,7 +27,7 @@ FLAC_HEADER = range(4, 42, 2)
 
 def clean_wave(rng: Rng) -> np.ndarray:
     speaker = int(rng.integers(100))
-    # So many that no two cases begin alike: the same recording of two speakers is refused.
+    # So many that no two cases are alike: the same recording of two speakers would be refused.
     utterance = int(rng.integers(1_000_000))
     # At 44.1 kHz, too, it is long enough for the recipe of own recordings.
     seconds = 0.9 + 0.3 * rng.random()

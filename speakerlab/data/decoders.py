@@ -143,8 +143,9 @@ class SndDecoder:
             if wanted is not None:
                 block_samples = min(wanted - num_decoded, block_samples)
             try:
-                # Also to sample 0: a seek finds the sound behind a damaged header of FLAC, which
-                # a file may have that was accepted because its last sample was sought.
+                # Seek also to sample 0: behind a damaged header of FLAC, a seek finds the sound,
+                # and decoding without one stops. Whether a file can be read must not depend on
+                # an earlier seek, such as that of `check_end`.
                 if not num_decoded and (self.has_index or start != self.position):
                     self.sound.seek(start)
                 wave_SC = self._read_int16(block_samples)

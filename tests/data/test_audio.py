@@ -150,7 +150,7 @@ def test_a_damaged_flac_header_is_read_alike_whole_and_in_part(tmp_path: Path):
     wave_S = noise(RATE)
     soundfile.write(path, wave_S, RATE)
     content = bytearray(path.read_bytes())
-    # This bit says that the first block of the header is the last one, but there is a second one.
+    # This bit marks the last block of the header. Here it is set in the first of several blocks.
     content[4] |= 0x80
     path.write_bytes(content)
     assert np.array_equal(audio.read(path), wave_S)

@@ -197,8 +197,8 @@ def read_command(path: Path) -> None:
         raise Parsed
 
     shown = io.StringIO()
-    # `mock` also removes what the class had not: an attribute that stays hides its parent's, and
-    # later tests patch that.
+    # Set back by hand, the attribute would stay on the class and hide that of its parent, which
+    # tests of the documents patch.
     with (
         mock.patch.object(command.Parser, "parse_args", parse),
         contextlib.redirect_stderr(shown),
